@@ -1,0 +1,265 @@
+"""This file holds tiny instances of transformers architectures, made from shrunk default configs.
+
+Every fact in the catalog is read off such an instance, so nothing here says what an architecture does: the rules only
+make a config small. They go by field name and are dropped group by group until the class can be built, because a few
+architectures check one field against another. The same rules work under transformers 4.57 and 5.x.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+from transformers.models.auto import modeling_auto
+
+from tieaudit.catalog import usable
+
+Json = dict[str, Any]
+Path = tuple[str, ...]
+
+VOCAB = 131  # rows; a prime that no other tiny dimension has, so that a vocabulary is recognised by its row count
+HIDDEN = 64
+LAYERS = 3  # the least that tells "the same integer on both sides" from "any integer"
+HEADS = 4
+MAX_REAL = 60_000_000  # parameters; larger instances stay on the meta device
+
+# Written by the library at save time or not a property of the architecture.
+_DROPPED = {"transformers_version", "architectures", "dtype", "torch_dtype", "_name_or_path", "id2label", "label2id"}
+_DROPPED |= {"_attn_implementation_autoset", "_commit_hash", "experts_implementation", "_attn_implementation_internal"}
+
+# Group, pattern of the field name, new value. An integer is only ever made smaller. Order matters: first match wins.
+_RULES: Sequence[tuple[str, str, int]] = (
+    ("layers", r"(num_)?(hidden_)?layers|n_layers?|depth|.*_(num_)?(hidden_)?layers|num_layers_.*|.*_depth", LAYERS),
+    ("layers", r"num_(encoder|decoder|text|vision)?_?blocks|num_nextn_predict_layers|max_(encoder|decoder)_layers", LAYERS),
+    ("vocab", r"(.*_)?vocab_size(_.*)?|tgt_vocab_size|entity_vocab_size|n_vocab", VOCAB),
+    ("experts", r"(num|n|moe_num|num_local|n_routed|num_routed|moe)_?(routed_|local_)?experts", 4),
+    ("experts", r".*experts_per_tok(en)?|(moe_)?top_?k|router_top_k|moe_k|num_selected_experts|num_experts_per_tok", 2),
+    ("experts", r"n_group|topk_group|num_expert_group(s)?", 1),
+    ("rank", r".*_lora_rank|.*_rank|o_groups", 16),
+    ("headdim", r"qk_rope_head_dim|index_head_dim", 8),
+    ("headdim", r"(.*_)?head_dim|(.*_)?headdim|d_kv|d_head|kv_channels|attention_head_(dim|size)|qk_nope_head_dim", 16),
+    ("heads", r"num_key_value_heads|n_head_kv|num_kv_heads|(.*_)num_key_value_heads|num_attention_groups", 2),
+    ("heads", r"(.*_)?(num|n)_(attention_)?heads?|(.*_)?attention_heads|n_heads?|num_heads|nhead", HEADS),
+    ("ffn", r"(.*_)?intermediate_(size|dim)|(.*_)?ffn_(dim|size|hidden_size)|d_ff|n_inner|d_inner|mlp_dim|ffn_hidden", 96),
+    ("ffn", r"(.*_)?(mlp|feedforward|feed_forward|ff)_(dim|size|hidden_size|hidden_dim)|dim_feedforward|ffn_dim", 96),
+    ("hidden", r"(.*_)?hidden_(size|dim)|(.*_)?d_model|n_embd|n_embed|dim|(.*_)?embed_dim|(.*_)?embedding_(size|dim)", HIDDEN),
+    ("hidden", r"emb_dim|out_hidden_size|(.*_)?projection_(dim|size)|word_embed_proj_dim|(.*_)?embed(ding)?_size", HIDDEN),
+    ("hidden", r"(.*_)?lru_width|cross_attention_dim|(.*_)?hidden_channels|d_embed|proj_codevector_dim|output_dim", HIDDEN),
+    ("positions", r"(.*_)?max_position_embeddings|n_positions|n_ctx|max_(source|target)_positions|max_seq_len|.*max_length", 128),
+    ("positions", r"codebook_size|num_codevectors_per_group|.*_num_embeddings|(.*_)?num_embeddings", 64),
+)
+_COMPILED = tuple((group, re.compile(pattern), value) for group, pattern, value in _RULES)
+_SPLIT = (("expand", "num_heads", "head_dim"), ("mamba_expand", "mamba_n_heads", "mamba_d_head"))
+_TOKEN = re.compile(r".*(_token_id|_token_index|_token_ids|_id|_idx|_token)$")
+_PER_LAYER = re.compile(r".*(layer_types|layers_block_type|block_types?|layers_type|_layout|_pattern|_per_layer|layer_ids)$")
+
+# Each fallback drops more groups of rules; the last ones keep only what a file name cannot show.
+_FALLBACKS: Sequence[frozenset[str]] = (
+    frozenset(),
+    frozenset({"heads", "headdim"}),
+    frozenset({"ffn", "positions", "rank"}),
+    frozenset({"heads", "headdim", "hidden", "rank"}),
+    frozenset({"layers"}),
+    frozenset({"heads", "headdim", "hidden", "ffn", "positions", "rank", "experts"}),
+    frozenset({"heads", "headdim", "hidden", "ffn", "positions", "rank", "experts", "layers"}),
+    frozenset({"heads", "headdim", "hidden", "ffn", "positions", "rank", "experts", "layers", "vocab", "tokens"}),
+)
+
+
+class NotBuilt(Exception):
+    """No config of this class could be turned into a model; the argument says why."""
+
+
+def architectures() -> dict[str, type[PreTrainedModel]]:
+    """Return every concrete model class that transformers exports or names in an auto mapping, by name, sorted."""
+    found: dict[str, type[PreTrainedModel]] = {}
+    for name in {*dir(transformers), *_mapped_names()}:
+        cls = getattr(transformers, name, None)
+        if isinstance(cls, type) and issubclass(cls, PreTrainedModel) and cls.config_class is not None:
+            if not re.search(r"Pre[Tt]rainedModel$", name):
+                found[name] = cls
+    return dict(sorted(found.items()))
+
+
+def unresolved() -> list[str]:
+    """Return the class names in auto mappings that transformers does not export."""
+    return sorted(name for name in _mapped_names() if not hasattr(transformers, name))
+
+
+def _mapped_names() -> Iterator[str]:
+    for attribute in dir(modeling_auto):
+        if attribute.startswith("MODEL_") and attribute.endswith("_MAPPING_NAMES"):
+            for value in getattr(modeling_auto, attribute).values():
+                yield from (name for name in (value if isinstance(value, (list, tuple)) else (value,)) if name)
+
+
+def default_config(cls: type[PreTrainedModel]) -> Json:
+    """Return the full default config.json of a class, as plain JSON values."""
+    config_class = cls.config_class
+    assert config_class is not None
+    required = usable.REQUIRED.get(config_class.model_type)
+    config = config_class.from_dict(copy.deepcopy(dict(required))) if required else config_class()
+    plain = _without_dropped(json.loads(json.dumps(config.to_dict(), default=str)))
+    return _usable(plain) | usable.OF_CLASS.get(cls.__name__, {})
+
+
+def tiny_configs(cls: type[PreTrainedModel]) -> Iterator[Json]:
+    """Yield smaller and smaller changes of the default config, the smallest instance first."""
+    full = default_config(cls)
+    seen: list[Json] = []
+    for dropped in _FALLBACKS:
+        config = shrink(full, dropped)
+        if config not in seen:
+            seen.append(config)
+            yield config
+
+
+def shrink(config: Json, dropped: frozenset[str] = frozenset()) -> Json:
+    """Return a copy of a config with every dimension made small, except for the dropped groups of rules."""
+    depth = max((value for name, value in config.items() if _group(name) == "layers" and _is_int(value)), default=0)
+    small: Json = {}
+    for name, value in config.items():
+        if isinstance(value, dict):
+            small[name] = shrink(value, dropped)
+            if depth > LAYERS and "layers" not in dropped:  # keyed by layer number
+                small[name] = {k: v for k, v in small[name].items() if not k.isdigit() or int(k) < LAYERS}
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            small[name] = [shrink(item, dropped) if isinstance(item, dict) else item for item in value]
+        elif isinstance(value, list) and len(value) == depth > LAYERS and "layers" not in dropped:
+            # One entry per layer: keep the first kinds and the last, so that hybrids keep both of theirs.
+            small[name] = [*value[: LAYERS - 1], value[-1]]
+        elif _TOKEN.match(name) and "tokens" not in dropped and _is_int(value) and value >= VOCAB - 1:
+            small[name] = value % 100 + 5
+        else:
+            small[name] = _shrunk(name, value, dropped)
+    for expand, heads, head_dim in _SPLIT:
+        if all(_is_int(small.get(name)) for name in (expand, heads, head_dim, "hidden_size")):
+            # State space layers check heads x head dimension against expansion x hidden size.
+            small[heads] = max(1, small[expand] * small["hidden_size"] // small[head_dim])
+    return small
+
+
+def build(cls: type[PreTrainedModel], config: Json, device: str = "meta") -> PreTrainedModel:
+    """Return an instance made from the content of a config.json, in the way `from_pretrained` reads it.
+
+    A class that computes with tensors while it is built cannot be built on meta and is built on the CPU instead.
+    Raises whatever the class raises.
+    """
+    assert cls.config_class is not None
+
+    def make() -> PreTrainedModel:
+        model = cls(cls.config_class.from_dict(copy.deepcopy(config)))
+        if transformers.__version__ < "5":
+            model.tie_weights()  # version 4 ties after loading, not while building, in some classes
+        return model.eval()
+
+    if device == "meta":
+        try:
+            with torch.device("meta"):
+                return make()
+        except (RuntimeError, NotImplementedError, TypeError, ValueError):
+            if sum(value for _, value in _numbers(config)) > 3_000_000:
+                raise  # not shrunk: would need the memory of the real thing
+    return make()
+
+
+def tiny(cls: type[PreTrainedModel]) -> tuple[Json, PreTrainedModel]:
+    """Return the first tiny config that can be built, and its instance. Raises NotBuilt."""
+    reasons: list[str] = []
+    try:
+        for config in tiny_configs(cls):
+            try:
+                return config, build(cls, config)
+            except MemoryError:
+                raise
+            except Exception as error:  # any class may raise anything; the reason is reported, the next config is tried
+                reasons.append(f"{type(error).__name__}: {error}")
+    except Exception as error:
+        reasons.append(f"{type(error).__name__}: {error}")
+    shown = list(dict.fromkeys([*reasons[:1], *reasons[-1:]])) or ["no config"]
+    raise NotBuilt(" ".join(" / ".join(reason[:160] for reason in shown).split()))
+
+
+def numel(model: PreTrainedModel) -> int:
+    """Return the number of parameter elements, shared ones counted once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def subconfigs(config: Json, prefix: Path = ()) -> Iterator[Path]:
+    """Yield the paths of the nested configs: objects that name a model type or are called a config."""
+    for name, value in config.items():
+        if isinstance(value, dict) and ("model_type" in value or name.endswith("_config")):
+            yield (*prefix, name)
+            yield from subconfigs(value, (*prefix, name))
+
+
+def get(config: Json, path: Path) -> Any:
+    """Return the value at a path, None where there is none."""
+    value: Any = config
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def with_values(config: Json, values: Mapping[Path, Any]) -> Json:
+    """Return a copy with values set at paths; None removes the key, as if config.json did not have it."""
+    changed = copy.deepcopy(config)
+    for path, value in values.items():
+        holder = get(changed, path[:-1]) if len(path) > 1 else changed
+        if isinstance(holder, dict):
+            holder.pop(path[-1], None)
+            if value is not None:
+                holder[path[-1]] = value
+    return changed
+
+
+def _usable(config: Json) -> Json:
+    """Return a config with unusable values replaced, at every level, by the values of its model type."""
+    plain = {name: _usable(value) if isinstance(value, dict) else value for name, value in config.items()}
+    for name, value in usable.VALUES.get(str(config.get("model_type")), {}).items():
+        old = plain.get(name)
+        plain[name] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
+    return plain
+
+
+def _group(name: str) -> str:
+    return next((group for group, pattern, _ in _COMPILED if pattern.fullmatch(name)), "")
+
+
+def _shrunk(name: str, value: Any, dropped: frozenset[str]) -> Any:
+    for group, pattern, small in _COMPILED:
+        if pattern.fullmatch(name):
+            if group in dropped:
+                return value
+            if _is_int(value):
+                return min(value, small)
+            if group in {"hidden", "ffn"} and isinstance(value, list) and all(map(_is_int, value)):
+                return value
+            return value
+    return value
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _numbers(config: Json) -> Iterator[tuple[str, int]]:
+    for name, value in config.items():
+        if isinstance(value, dict):
+            yield from _numbers(value)
+        elif _is_int(value) and _group(name) in {"layers", "vocab", "hidden", "ffn"}:
+            yield name, value * (100_000 if _group(name) == "layers" else 1)
+
+
+def _without_dropped(config: Json) -> Json:
+    return {
+        name: _without_dropped(value) if isinstance(value, dict) else value
+        for name, value in config.items()
+        if name not in _DROPPED
+    }

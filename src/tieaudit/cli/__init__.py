@@ -1,0 +1,81 @@
+"""The command line: the only place that prints and exits.
+
+Exit codes: 0 nothing at or above --fail-on, 1 findings at or above it, 2 everything else (usage, target, crash, not checked).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from .. import __version__
+from .audit import audit_command
+from .rules import rules_command
+
+
+class DefaultGroup(click.Group):
+    """`tieaudit TARGET` is `tieaudit audit TARGET`; a folder that has a command's name is written `./rules`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own = {"-h", "--help", "--version"}
+        if args and args[0] not in self.commands and args[0] not in own:
+            args = ["audit", *args]
+        return super().parse_args(ctx, args)
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write_usage("tieaudit", "[OPTIONS] TARGET  |  rules [CODE|NAME]")
+
+
+@click.group(
+    cls=DefaultGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    no_args_is_help=True,
+    epilog="`tieaudit audit -h` lists the options of an audit. Exit codes: 0 nothing at or above --fail-on, 1 findings at or above it, "
+    "2 everything else.",
+)
+@click.version_option(__version__, message="tieaudit %(version)s")
+def cli() -> None:
+    """Audit a model checkpoint: do the ties that its config claims (tie_word_embeddings and every other shared tensor) hold in what
+    is stored? TARGET is a folder or a file."""
+
+
+cli.add_command(audit_command)
+cli.add_command(rules_command)
+
+
+def main() -> None:
+    """Run, and turn every way to end into an exit code."""
+    sys.exit(_run(sys.argv[1:]))
+
+
+def _run(args: list[str]) -> int:
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            # a terminal that cannot show a sign shows `?`; it never ends in a traceback
+            if hasattr(stream, "reconfigure"):
+                stream.reconfigure(errors="replace")
+        code = cli.main(args=args, prog_name="tieaudit", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.UsageError as error:
+        error.show()
+        return 2
+    except click.ClickException as error:
+        click.echo(f"tieaudit: {error.format_message()}", err=True)
+        return 2
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("tieaudit: stopped", err=True)
+        return 2
+    except BrokenPipeError:
+        # the reader (`| head`) has gone; Python would complain once more when it flushes at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 2
+    except Exception as error:  # noqa: BLE001  the one wrapper: a crash is exit 2 and one line
+        if os.environ.get("TIEAUDIT_DEBUG"):
+            raise
+        click.echo(f"tieaudit: internal error: {type(error).__name__}: {error} (TIEAUDIT_DEBUG=1 shows where; please report it)", err=True)
+        return 2

@@ -1,0 +1,63 @@
+"""This file holds the exception tree.
+
+    TieauditError
+    ├── FormatError    a file breaks its own format: becomes finding TIE501, exit 1
+    │   └── UnknownFormat  the first bytes are those of no format that is read here
+    ├── TargetError    there is nothing that can be audited: one line, exit 2
+    └── OptionError    an option has a value that nothing answers to: one line, exit 2
+
+The arguments are data and the message is derived from them: what is wrong, where, what to do.
+"""
+
+from __future__ import annotations
+
+
+class TieauditError(Exception):
+    """Anything that the tool says no to."""
+
+
+class FormatError(TieauditError):
+    """A file (or a part of it) breaks its own format.
+
+    `what` is a clause without the file name; `offset` is the byte of the file where it shows, if one can be named.
+    """
+
+    def __init__(self, file: str, what: str, offset: int | None = None) -> None:
+        super().__init__(file, what, offset)
+        self.file = file
+        self.what = what
+        self.offset = offset
+
+    def __str__(self) -> str:
+        place = "" if self.offset is None else f" (at byte {self.offset:,})"
+        return f"{self.file}: {self.what}{place}"
+
+
+class UnknownFormat(FormatError):
+    """The file is of another kind; a fault only if its name promised a checkpoint."""
+
+
+class TargetError(TieauditError):
+    """The target cannot be audited; `advice` says what the user can do about it."""
+
+    def __init__(self, target: str, what: str, advice: str = "") -> None:
+        super().__init__(target, what, advice)
+        self.target = target
+        self.what = what
+        self.advice = advice
+
+    def __str__(self) -> str:
+        return f"{self.target}: {self.what}" + (f" ({self.advice})" if self.advice else "")
+
+
+class OptionError(TieauditError):
+    """An option's value is not one that exists."""
+
+    def __init__(self, option: str, value: str, advice: str) -> None:
+        super().__init__(option, value, advice)
+        self.option = option
+        self.value = value
+        self.advice = advice
+
+    def __str__(self) -> str:
+        return f"{self.option}: {self.value!r} is not known ({self.advice})"

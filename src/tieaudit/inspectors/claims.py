@@ -1,0 +1,159 @@
+"""Family 1: whether config, architecture and tokenizer agree with each other and with the rows that are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..relations import Evidence
+from ..report import Severity
+from ..text import listed, printable
+from .rule import Case, EditionCase, Problem, places, rule
+from .verdicts import Situation, Stored, situations
+
+
+@rule(101, Severity.WARNING)
+def ambiguous_flag(case: Case) -> Iterator[Problem]:
+    """Two readers of the same config disagree on the tie, and for this file it matters.
+
+    What it does: reads the flag as transformers 5 does (the class's own config, its own defaults) and as transformers 4 does (the
+    text config, true when absent), and compares what each makes of the stored matrices.
+    Why is this bad: the same file is right under one release and has a random or a lost head under the other.
+    Use instead: write `tie_word_embeddings` with the same value at the top and in the nested text config.
+    An error if one reading destroys a matrix; a note if the file was written by transformers 5 and only 4 misreads it.
+    """
+    for edition_case in case.judged:
+        for key, value in edition_case.claim.bad_flags:
+            yield Problem(
+                message=f"{key} is {printable(value)}, not a boolean: transformers 5 refuses such a config, transformers 4 takes it for "
+                f"{'false' if value in ('null', '0', repr('')) else 'true'}",
+                severity=Severity.ERROR,
+                fix="write true or false",
+            )
+    seen: dict[tuple[str, str, bool | None], list[Situation]] = {}
+    for situation in situations(case):
+        if None not in (situation.tied, situation.tied_v4) and situation.tied != situation.tied_v4:
+            seen.setdefault((situation.edition.name, situation.group.source, situation.tied), []).append(situation)
+    writers = {edition_case.edition.name: edition_case.claim.writer for edition_case in case.judged}
+    for group in seen.values():
+        yield from _disagreement(group, writers[group[0].edition.name])
+
+
+def _disagreement(group: list[Situation], writer: int | None) -> Iterator[Problem]:
+    written_by_5 = writer is not None and writer >= 5
+    absent = [situation for situation in group if situation.stored is Stored.CANONICAL_ONLY]
+    apart = [situation for situation in group if situation.differs]
+    fix = "write tie_word_embeddings with one value, at the top and in the nested config"
+    first = group[0]
+    if first.tied and absent:
+        names = listed(situation.name for situation in absent)
+        yield Problem(
+            message=f"{first.group.source} for transformers 5; transformers 4 reads the config otherwise and starts with a random {names}",
+            severity=Severity.NOTE if written_by_5 or first.group.always else Severity.ERROR,
+            tensors=places(first.holder) if first.holder else (),
+            fix=fix,
+        )
+    if apart and not (first.tied and first.group.always):
+        names = listed(situation.name for situation in apart)
+        what = (
+            f"{first.group.source} for transformers 5, which finds {names} different and keeps both; transformers 4 reads it as untied"
+            if first.tied
+            else f"{first.group.source} for transformers 5; transformers 4 reads it as tied and drops {names} without a word"
+        )
+        yield Problem(
+            message=what,
+            severity=Severity.WARNING if first.tied else Severity.NOTE if written_by_5 else Severity.ERROR,
+            tensors=tuple(place for situation in apart if situation.second for place in places(situation.second)),
+            evidence=Evidence.SAMPLED,
+            fix=fix,
+        )
+
+
+@rule(102, Severity.ERROR)
+def row_mismatch(case: Case) -> Iterator[Problem]:
+    """Embedding, head or bias has another number of rows than the config says, or than its partner has.
+
+    What it does: compares rows with the size key of the family (`vocab_size`, `text_config.vocab_size`, plus the extra rows of
+    families that have them, as mllama's 8).
+    Why is this bad: readers refuse the file, or tokens have no row. Typical of a vocabulary that was resized on one side.
+    Use instead: resize both sides (`resize_token_embeddings`) and save the config with them.
+    """
+    for edition_case in case.judged:
+        claim, stored = edition_case.claim, edition_case.stored
+        rows = dict(claim.rows)
+        for group in (state.group for state in edition_case.ties):
+            if group.role == "bias" and claim.head in rows and claim.head is not None:
+                rows.update({name: rows[claim.head] for name in group.names})
+        told = set()
+        for name, (count, key) in rows.items():
+            matrix = stored.find(name, claim.other_names)
+            if matrix is None or matrix.packed or matrix.main.numel == 0 or matrix.name in told:
+                continue
+            told.add(matrix.name)
+            have = matrix.main.shape[0] if matrix.main.shape else 1
+            # a transposed matrix is transposed-head's
+            if have != count and count not in matrix.main.shape:
+                yield Problem(
+                    message=f"{matrix.name} has {have:,} rows, but {key} is {count:,}",
+                    tensors=places(matrix),
+                    fix="resize both ends to one number of rows and write it into config.json",
+                )
+        yield from _partners(edition_case, told)
+
+
+def _partners(edition_case: EditionCase, told: set[str]) -> Iterator[Problem]:
+    for state in edition_case.ties:
+        if state.group.role != "embedding-head" or not edition_case.claim.exact:
+            continue
+        for pair in state.pairs:
+            first, second = pair.first.main, pair.second.main
+            if told >= {pair.first.name, pair.second.name} or pair.first.packed or pair.second.packed:
+                continue
+            if len(first.shape) == len(second.shape) == 2 and first.shape[1] == second.shape[1] and first.shape[0] != second.shape[0]:
+                yield Problem(
+                    message=f"{pair.first.name} has {first.shape[0]:,} rows, {pair.second.name} has {second.shape[0]:,}",
+                    tensors=places(pair.first, pair.second),
+                    fix="resize both ends to one number of rows and write it into config.json",
+                )
+
+
+@rule(103, Severity.ERROR)
+def tokenizer_overflow(case: Case) -> Iterator[Problem]:
+    """The tokenizer names a token id for which the embedding has no row.
+
+    What it does: compares the largest id in the tokenizer files with the rows of the stored embedding.
+    Why is this bad: the first text with this token ends in an index error (on a GPU: in an assertion of the device).
+    Use instead: resize the embedding, or remove the token.
+    """
+    if case.vocabulary is None:
+        return
+    for edition_case in case.judged:
+        claim = edition_case.claim
+        matrix = edition_case.stored.find(claim.embedding, claim.other_names) if claim.embedding else None
+        if not matrix or matrix.packed or len(matrix.main.shape) != 2 or matrix.main.numel == 0 or not claim.exact:
+            continue
+        have = matrix.main.shape[0]
+        if case.vocabulary.largest >= have:
+            yield Problem(
+                message=f"{case.vocabulary.file} gives {printable(case.vocabulary.token)!s} the id {case.vocabulary.largest:,}, "
+                f"but {matrix.name} has {have:,} rows (ids 0 to {have - 1:,})",
+                tensors=places(matrix),
+                fix="resize_token_embeddings to the tokenizer's length, or remove the token",
+            )
+            return
+
+
+@rule(104, Severity.NOTE)
+def stale_flag(case: Case) -> Iterator[Problem]:
+    """The config sets a tie flag that this architecture does not obey.
+
+    What it does: looks up whether any reading of the class depends on the flag.
+    Why is this worth knowing: changing it changes nothing; other programs may believe it.
+    """
+    for edition_case in case.judged:
+        claim = edition_case.claim
+        if claim.ignored_flag and claim.exact:
+            yield Problem(message=f"{claim.ignored_flag} is set in config.json, but {claim.architecture} does not obey it")
+            return
+
+
+RULES = (ambiguous_flag, row_mismatch, tokenizer_overflow, stale_flag)

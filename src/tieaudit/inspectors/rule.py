@@ -1,0 +1,174 @@
+"""This file holds what a rule is: a function from the case to problems, and the decorator that gives it code and severity.
+
+To add a rule: write one function in the file of its family under `@rule(number, Severity.X)`. Its name in kebab case is the
+rule's name, its docstring is its page (`tieaudit rules CODE`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from ..checkpoint import Checkpoint, Edition, TensorRecord
+from ..checkpoint import Problem as Fault
+from ..claim import Claim, TieGroup
+from ..config import Config
+from ..copies import Scan
+from ..names import Matrix, StoredNames
+from ..relations import Evidence, Relation
+from ..report import Finding, Severity, TensorPlace
+
+Waste = tuple[str, str, int]
+"""(file, what, bytes): bytes that could be left out. Two problems that name the same (file, what) waste them once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Two names of a tie group, both stored: `second` is claimed to be `first` under a new name."""
+
+    first: Matrix
+    second: Matrix
+    tied: bool | None
+    tied_v4: bool | None
+    relation: Relation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TieState:
+    """A tie group against what is stored. `pairs` relate each further stored name to the first stored one (`holder`).
+
+    `absent`: names that are not stored, `broken`: names whose entry cannot be read; both with the two readings of the tie.
+    """
+
+    group: TieGroup
+    holder: Matrix | None
+    pairs: tuple[Pair, ...] = ()
+    absent: tuple[tuple[str, bool | None, bool | None], ...] = ()
+    broken: tuple[str, ...] = ()
+
+    @property
+    def canonical_stored(self) -> bool:
+        return self.holder is not None and self.group.canonical not in {name for name, _, _ in self.absent}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EditionCase:
+    """One edition with everything that was found out about it.
+
+    `related`: tensors outside the ties that are transposed or cast copies; `repeats`: one name stored twice.
+    """
+
+    edition: Edition
+    claim: Claim
+    stored: StoredNames
+    ties: tuple[TieState, ...]
+    scan: Scan = field(default_factory=Scan)
+    related: tuple[tuple[TensorRecord, TensorRecord, Relation], ...] = ()
+    repeats: tuple[tuple[TensorRecord, TensorRecord, Relation], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """All that rules may look at. Nothing in it reads a file. `faults`: what breaks a format, in all files."""
+
+    checkpoint: Checkpoint
+    config: Config | None
+    editions: tuple[EditionCase, ...]
+    faults: tuple[Fault, ...] = ()
+    min_waste: int = 1024
+    format_pairs: tuple[FormatPair, ...] = ()
+    vocabulary: Vocabulary | None = None
+
+    @property
+    def judged(self) -> Iterator[EditionCase]:
+        """Editions that hold the model."""
+        return (case for case in self.editions if case.edition.kind == "weights")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormatPair:
+    """Two editions of the same model, compared name by name. `differing` and `missing` are names of `second` against `first`."""
+
+    first: Edition
+    second: Edition
+    common: int
+    differing: tuple[tuple[TensorRecord, TensorRecord], ...] = ()
+    evidence: Evidence = Evidence.SAMPLED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vocabulary:
+    """The largest token id that the tokenizer files name, with the token and the file."""
+
+    file: str
+    token: str
+    largest: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What a rule yields. The registry stamps code, name and severity; `severity` only where it differs from the rule's own."""
+
+    message: str
+    tensors: tuple[TensorPlace, ...] = ()
+    waste: tuple[Waste, ...] = ()
+    evidence: Evidence = Evidence.HEADER
+    cause: str | None = None
+    fix: str | None = None
+    severity: Severity | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule as registered."""
+
+    code: str
+    name: str
+    severity: Severity
+    check: Callable[[Case], Iterator[Problem]]
+
+    @property
+    def page(self) -> str:
+        return inspect.getdoc(self.check) or ""
+
+    @property
+    def summary(self) -> str:
+        return self.page.split("\n", 1)[0]
+
+    def findings(self, case: Case) -> Iterator[tuple[Finding, tuple[Waste, ...]]]:
+        for problem in self.check(case):
+            finding = Finding(
+                code=self.code,
+                rule=self.name,
+                severity=problem.severity or self.severity,
+                message=problem.message,
+                tensors=problem.tensors,
+                wasted_bytes=sum(nbytes for _, _, nbytes in set(problem.waste)),
+                evidence=problem.evidence,
+                cause=problem.cause,
+                fix=problem.fix,
+            )
+            yield finding, problem.waste
+
+
+def rule(number: int, severity: Severity) -> Callable[[Callable[[Case], Iterator[Problem]]], Rule]:
+    """Make a rule of a function; `number` is its place in the family's hundred."""
+
+    def make(check: Callable[[Case], Iterator[Problem]]) -> Rule:
+        return Rule(f"TIE{number:03d}", check.__name__.replace("_", "-"), severity, check)
+
+    return make
+
+
+def place(tensor: TensorRecord) -> TensorPlace:
+    return TensorPlace(tensor.name, tensor.file, tensor.file_offset, tensor.nbytes)
+
+
+def places(*matrices: Matrix) -> tuple[TensorPlace, ...]:
+    return tuple(place(part) for matrix in matrices for part in matrix.parts)
+
+
+def wasted(*tensors: TensorRecord) -> tuple[Waste, ...]:
+    """These tensors' own bytes."""
+    return tuple((tensor.file, f"{tensor.storage.ident}+{tensor.offset}", tensor.nbytes) for tensor in tensors)

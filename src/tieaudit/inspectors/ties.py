@@ -1,0 +1,289 @@
+"""Family 0: ties that the claim asks for, against what is stored. Which rule speaks is decided by the table in verdicts.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..report import Severity
+from ..relations import Kind
+from ..text import exactly
+from .rule import Case, Problem, places, rule, wasted
+from .verdicts import Situation, speaking
+
+
+def _named(situation: Situation) -> tuple[str, str]:
+    """(the name that holds the matrix, the other name)."""
+    holder = situation.holder.name if situation.holder else situation.group.canonical
+    return holder, situation.name
+
+
+def _readers(situation: Situation) -> str:
+    """A clause on transformers 4 where it reads the same config otherwise."""
+    if situation.tied is None or situation.tied_v4 is None or situation.tied == situation.tied_v4:
+        return ""
+    return f"; transformers 4 {'would tie' if situation.tied_v4 else 'would not tie'} them"
+
+
+def _where(situation: Situation) -> str:
+    return f"{situation.edition.name}: " if situation.edition.index is None else ""
+
+
+@rule(1, Severity.ERROR)
+def diverged_tie(case: Case) -> Iterator[Problem]:
+    """The config ties two names, but the file holds two different matrices.
+
+    What it does: compares the stored matrices of every tie that the architecture and the config ask for.
+    Why is this bad: transformers 4, SGLang and mlx-lm throw the second matrix away without a word, transformers 5 keeps both and
+    warns. The trained head (or embedding) is lost for a part of the readers.
+    Use instead: keep both and set `tie_word_embeddings` to false, or keep one on purpose. Neither side may be deleted unseen.
+    A warning if only the last rows (padding) differ.
+    """
+    for situation in speaking(case, "diverged-tie"):
+        # different matrices that transformers 4 never tied, under a flag that it does obey: ambiguous-flag, or no fault at all
+        if situation.tied_v4 is False:
+            continue
+        holder, name = _named(situation)
+        relation = situation.relation
+        if relation is None or situation.holder is None or situation.second is None:
+            continue
+        drifted = relation.kind is Kind.NEAR and "cosine" in relation.detail
+        yield Problem(
+            message=f"{_where(situation)}{name} differs from {holder}, and both are one matrix by the claim ({situation.group.source}): {relation.detail}",
+            tensors=places(situation.holder, situation.second),
+            evidence=relation.evidence,
+            severity=situation.verdict.severity,
+            cause="one of the two was trained while they were not shared in memory, as with an adapter's modules_to_save merged by PEFT ≤ 0.18"
+            if drifted
+            else None,
+            fix=f"keep both: set the flag to false in config.json; keep one: store only {holder}, and what {name} learned is lost",
+        )
+
+
+@rule(2, Severity.WARNING)
+def duplicate_tie(case: Case) -> Iterator[Problem]:
+    """A tied matrix is stored twice, byte for byte.
+
+    What it does: finds a second copy of a matrix that the config ties, or that only a tie can have made equal.
+    Why is this bad: the file carries the same bytes twice, some readers (vLLM, mlx-lm, FSDP) refuse the second name, and the copies
+    drift apart as soon as something changes one of them.
+    Use instead: save with `save_pretrained`, or leave the alias out of the state dict; readers tie it again.
+    """
+    for situation in speaking(case, "duplicate-tie"):
+        holder, name = _named(situation)
+        relation = situation.relation
+        if relation is None or situation.holder is None or situation.second is None:
+            continue
+        second = situation.second
+        torch = second.main.storage.file == situation.holder.main.storage.file and situation.edition.format.startswith("torch")
+        yield Problem(
+            message=f"{_where(situation)}{name} repeats {holder} ({exactly(second.nbytes)} wasted)",
+            tensors=places(situation.holder, second),
+            waste=wasted(*second.parts),
+            evidence=relation.evidence,
+            cause="the values were copied or cast one by one before torch.save, so that every name got a storage of its own"
+            if torch
+            else None,
+            fix=f"leave {name} out of the file: readers take {holder} for it"
+            if situation.tied
+            else f"tie the two in the model's config, then leave {name} out of the file",
+        )
+
+
+@rule(3, Severity.ERROR)
+def missing_head(case: Case) -> Iterator[Problem]:
+    """The config does not tie the head, and the head is not stored.
+
+    What it does: looks for the output head of an architecture whose config says that it is a matrix of its own.
+    Why is this bad: transformers starts with a random head, vLLM and SGLang with uninitialised memory.
+    Use instead: set `tie_word_embeddings` to true if the model was trained tied, else restore the head from the training run.
+    """
+    for situation in speaking(case, "missing-head"):
+        embedding = situation.group.role == "embedding"
+        if embedding:
+            continue  # missing-embedding speaks
+        holder, name = _named(situation)
+        what = "starts with zeros" if name.endswith("bias") else "starts with random values"
+        yield Problem(
+            message=f"{_where(situation)}{name} is not stored and {what} ({situation.group.source}{_readers(situation)})",
+            tensors=places(situation.holder) if situation.holder else (),
+            fix=f"if it was trained as {holder}: set the flag to true in config.json; else restore it from the training run",
+        )
+
+
+@rule(4, Severity.ERROR)
+def missing_embedding(case: Case) -> Iterator[Problem]:
+    """A matrix that the model cannot do without is not stored.
+
+    What it does: looks for the embedding (of the encoder, the decoder, or both) when no stored name can stand in for it.
+    Why is this bad: readers start with a random embedding.
+    Use instead: restore it, or set the tie flag if it was one matrix with a name that is stored.
+    """
+    for situation in speaking(case, "missing-embedding"):
+        holder = situation.holder
+        yield Problem(
+            message=f"{_where(situation)}{situation.name} is not stored"
+            + (f", only {holder.name}" if holder else " under any of its names")
+            + f" ({situation.group.source}{_readers(situation)})",
+            tensors=places(holder) if holder else (),
+            cause=_alias_note(situation),
+            fix="save again from the model in memory; if the two were one matrix there, set the flag to true",
+        )
+    for situation in speaking(case, "missing-head"):
+        if situation.group.role == "embedding":
+            yield Problem(
+                message=f"{_where(situation)}{situation.name} is not stored and starts with random values "
+                f"({situation.group.source}{_readers(situation)})",
+                tensors=places(situation.holder) if situation.holder else (),
+                fix="set the flag to true if it was trained as one matrix, else restore it",
+            )
+
+
+def _alias_note(situation: Situation) -> str | None:
+    if situation.holder and situation.edition.aliases.get(situation.name) == situation.holder.name:
+        return "safetensors.torch.save_model, which keeps the alphabetically first of the names that share a storage"
+    return None
+
+
+@rule(5, Severity.WARNING)
+def inverted_alias(case: Case) -> Iterator[Problem]:
+    """A tied matrix is stored under the head's name only.
+
+    What it does: notices that the embedding's name is absent and the head's is there.
+    Why is this bad: transformers 4.54 to 4.57 leave both on the meta device and fail at the first forward; vLLM starts with an
+    uninitialised embedding; most other engines refuse the file. transformers 5 reads it.
+    Use instead: store the matrix under the embedding's name.
+    """
+    for situation in speaking(case, "inverted-alias"):
+        if situation.holder is None:
+            continue
+        yield Problem(
+            message=f"{_where(situation)}only {situation.holder.name} is stored, not {situation.name} whose alias it is: "
+            "transformers 5 reads it, most other readers do not",
+            tensors=places(situation.holder),
+            cause=_alias_note(situation),
+            fix=f"store it as {situation.name} and leave {situation.holder.name} out",
+        )
+
+
+@rule(6, Severity.WARNING)
+def unwanted_alias(case: Case) -> Iterator[Problem]:
+    """Two names share one storage in the file, but the config says that they are separate.
+
+    What it does: compares the storages of torch files with the claim.
+    Why is this bad: after loading, two Parameters share one memory; the next `save_pretrained` drops one name, and the reload
+    starts with a random head.
+    Use instead: set the flag to true, or clone one side before saving.
+    """
+    for situation in speaking(case, "unwanted-alias"):
+        holder, name = _named(situation)
+        yield Problem(
+            message=f"{_where(situation)}{name} and {holder} are one storage, but untied by the claim ({situation.group.source}): "
+            "loading and saving loses one of them",
+            tensors=places(situation.holder, situation.second) if situation.holder and situation.second else (),
+            fix="set the flag to true in config.json if they are meant to be one; else clone one before saving",
+        )
+
+
+@rule(7, Severity.WARNING)
+def cast_copy(case: Case) -> Iterator[Problem]:
+    """A tied matrix is stored twice in two dtypes.
+
+    What it does: finds that one matrix is the other, cast.
+    Why is this bad: the bytes are wasted, and whether readers see one matrix or two depends on the dtype that they load in.
+    Use instead: keep the one in the model's dtype.
+    """
+    for situation in speaking(case, "cast-copy"):
+        holder, name = _named(situation)
+        if situation.relation is None or situation.holder is None or situation.second is None:
+            continue
+        yield Problem(
+            message=f"{_where(situation)}{name} is {holder} in another dtype: {situation.relation.detail} "
+            f"({exactly(situation.second.nbytes)} wasted)",
+            tensors=places(situation.holder, situation.second),
+            waste=wasted(*situation.second.parts),
+            evidence=situation.relation.evidence,
+            fix=f"keep the one in the dtype of the model and store it as {situation.group.canonical}",
+        )
+
+
+@rule(8, Severity.ERROR)
+def transposed_head(case: Case) -> Iterator[Problem]:
+    """The head is stored as the transpose of the embedding.
+
+    What it does: compares shapes and values with rows and columns swapped.
+    Why is this bad: the shapes do not fit the architecture; readers refuse the file or start with a random head.
+    Use instead: store the head as (vocabulary, width), or leave it out if it is tied.
+    """
+    for situation in speaking(case, "transposed-head"):
+        holder, name = _named(situation)
+        if situation.relation is None or situation.holder is None or situation.second is None:
+            continue
+        yield Problem(
+            message=f"{_where(situation)}{name} is {holder} transposed ({situation.relation.detail})",
+            tensors=places(situation.holder, situation.second),
+            evidence=situation.relation.evidence,
+            fix=f"leave {name} out (tied), or store it as {tuple(situation.holder.main.shape)}",
+        )
+
+
+@rule(9, Severity.NOTE)
+def untied_but_equal(case: Case) -> Iterator[Problem]:
+    """Two matrices are equal although the config keeps them apart.
+
+    What it does: compares head and embedding of an untied model.
+    Why is this worth knowing: only a tie makes two trained matrices equal, so the flag may be wrong; or the model is new.
+    Use instead: if they are meant to be one, set the flag to true first; only then can the head be left out.
+    """
+    for situation in speaking(case, "untied-but-equal"):
+        holder, name = _named(situation)
+        if situation.relation is None or situation.holder is None or situation.second is None or len(situation.second.main.shape) < 2:
+            continue
+        yield Problem(
+            message=f"{_where(situation)}{name} equals {holder}, but they are {situation.group.source}; "
+            f"as one matrix they would save {exactly(situation.second.nbytes)}",
+            tensors=places(situation.holder, situation.second),
+            evidence=situation.relation.evidence,
+            fix=f"if they are meant to be one: set the flag to true, then {name} can be left out",
+        )
+
+
+@rule(10, Severity.NOTE)
+def scaled_copy(case: Case) -> Iterator[Problem]:
+    """The head is the embedding times one constant.
+
+    What it does: fits one factor to the sampled rows.
+    Why is this worth knowing: a logit or embedding scale was folded into one side (MiniCPM, muP), so the two must stay untied.
+    """
+    for situation in speaking(case, "scaled-copy"):
+        if situation.relation is None or situation.holder is None or situation.second is None:
+            continue
+        yield Problem(
+            message=f"{_where(situation)}{situation.relation.detail}: a scale folded into one side, so the two must stay untied",
+            tensors=places(situation.holder, situation.second),
+            evidence=situation.relation.evidence,
+        )
+
+
+@rule(11, Severity.WARNING)
+def unusual_alias(case: Case) -> Iterator[Problem]:
+    """A shared matrix is stored under a lesser alias, not under its own name.
+
+    What it does: notices that the canonical name is absent and an alias other than the head holds the matrix.
+    Why is this bad: transformers 4 leaves parts of some models (BART) on the meta device; other engines look for the usual name.
+    Use instead: store it under the canonical name.
+    """
+    for situation in speaking(case, "unusual-alias"):
+        if situation.holder is None:
+            continue
+        yield Problem(
+            message=f"{_where(situation)}{situation.holder.name} is stored, not {situation.name} whose alias it is: "
+            "not every reader finds it",
+            tensors=places(situation.holder),
+            fix=f"store it as {situation.name}",
+        )
+
+
+RULES = (
+    diverged_tie, duplicate_tie, missing_head, missing_embedding, inverted_alias, unwanted_alias, cast_copy, transposed_head,
+    untied_but_equal, scaled_copy, unusual_alias,
+)  # fmt: skip

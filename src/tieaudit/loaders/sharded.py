@@ -1,0 +1,216 @@
+"""Folders: which files together are one edition of the weights.
+
+`model.safetensors.index.json` = `{"metadata": {"total_size": bytes}, "weight_map": {tensor: file}}`, written by
+`save_pretrained` (transformers/modeling_utils.py); the order of preference among editions is that of its `from_pretrained`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ..checkpoint import Checkpoint, Edition, LoadedFile, Problem, ShardIndex
+from ..errors import FormatError, TargetError, UnknownFormat
+from ..sources.local import Entry, LocalFolder
+from . import sniff
+
+MAX_JSON = 64 << 20  # bytes; the index of 100,000 tensors has 10 MB
+SHARD = re.compile(r"^(?P<stem>.+?)[-_.](?P<number>\d{4,6})-of-(?P<count>\d{4,6})(?P<tail>\.[a-z]+)$")
+# files of a training run that are read for what they are, never judged as the model
+TRAINING = re.compile(r"^(optimizer|scheduler|scaler|training_args|rng_state|random_states|trainer_state|dcgan_optim)\b.*|.*_optim_states\.pt$")
+ADAPTER = re.compile(r"^adapter_(model|weights)\b")
+# other editions of the same weights beside the one that an index describes: never shards that the index forgot
+EDITION = re.compile(
+    r"^(model|pytorch_model|diffusion_pytorch_model|consolidated|open_clip_\w+|adapter_model|flax_model)"
+    r"(\.(fp16|fp32|bf16|ema|non_ema|int8|\d\d))*\.\w+$|^consolidated\b.*"
+)
+# names that promise weights: there another kind of file is a fault; any other `.bin` may be a vocabulary
+WEIGHTS = re.compile(r"^(model|pytorch_model|diffusion_pytorch_model|consolidated|adapter_model)\b|.*\.safetensors$")
+OTHER_SUFFIXES = (".gguf", ".onnx", ".h5", ".msgpack", ".npz", ".tflite")
+PREFERENCE = (  # transformers/modeling_utils.py, _get_resolved_checkpoint_files
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Reads each file once; a file that cannot be read is noted and the rest goes on."""
+
+    folder: LocalFolder
+    progress: Progress
+    total: int = 0
+    done: int = 0
+    unreadable: list[Problem] = field(default_factory=list)
+    other: list[tuple[str, str]] = field(default_factory=list)
+
+    def read(self, names: Iterable[str]) -> tuple[LoadedFile, ...]:
+        read = []
+        for name in names:
+            self.done += 1
+            self.progress(name, self.done, self.total)
+            try:
+                read.append(sniff.load(self.folder.open(name)))
+            except UnknownFormat as error:
+                if WEIGHTS.match(name) or SHARD.match(name):
+                    self.unreadable.append(Problem(file=name, what=error.what, offset=error.offset))
+                else:
+                    self.other.append((name, error.what))
+            except FormatError as error:
+                self.unreadable.append(Problem(file=name, what=error.what, offset=error.offset))
+        return tuple(read)
+
+
+def load(folder: LocalFolder, target: str, only: str | None = None, progress: Progress = lambda *_: None) -> Checkpoint:
+    """Everything in the folder, or only the file (or index) `only` of it."""
+    entries = folder.entries() if only is None else [folder.entry(only)]
+    indexes = {entry.name for entry in entries if entry.name.endswith(".index.json")}
+    names = [entry.name for entry in entries if _candidate(entry, only)]
+    reader = _Reader(folder, progress, len(names))
+    editions: list[Edition] = []
+    taken: set[str] = set()
+    for name in sorted(indexes):
+        edition = _indexed(reader, name, names, taken)
+        if edition:
+            editions.append(edition)
+    for stem, group in _groups(name for name in names if name not in taken).items():
+        editions.append(_plain(reader, stem, group, alone=only is not None))
+    editions = [edition for edition in editions if edition.files or edition.strays or edition.missing or edition.index]
+    editions.sort(key=_rank)
+    return Checkpoint(
+        target=target,
+        editions=tuple(editions),
+        unreadable=tuple(reader.unreadable),
+        elsewhere=(*reader.other, *(_elsewhere(folder, entries) if only is None else ())),
+    )
+
+
+def read_json(folder: LocalFolder, name: str, limit: int = MAX_JSON) -> object:
+    """The parsed file. FormatError if it is too large, not UTF-8 or not JSON."""
+    source = folder.open(name)
+    if source.nbytes > limit:
+        raise FormatError(name, f"is {source.nbytes:,} bytes long; at most {limit:,} are read of such a file")
+    try:
+        return json.loads(source.read(0, source.nbytes).decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise FormatError(name, "is not UTF-8", error.start) from None
+    except json.JSONDecodeError as error:
+        raise FormatError(name, f"is not JSON: {error.msg}", error.pos) from None
+    except (ValueError, RecursionError):
+        raise FormatError(name, "is not JSON: a number too long or nested too deeply") from None
+
+
+def _candidate(entry: Entry, only: str | None) -> bool:
+    if entry.name.endswith(".index.json"):
+        return False
+    return only is not None or entry.name.endswith(sniff.SUFFIXES)
+
+
+def _indexed(reader: _Reader, name: str, names: Sequence[str], taken: set[str]) -> Edition | None:
+    """The edition that an index describes; None if the index cannot be read (its shards are then grouped by name)."""
+    try:
+        index = _index(name, read_json(reader.folder, name))
+    except FormatError as error:
+        reader.unreadable.append(Problem(file=name, what=error.what, offset=error.offset))
+        return None
+    shards = sorted(set(index.weight_map.values()))
+    present = [shard for shard in shards if reader.folder.exists(shard)]
+    suffix = "." + name.removesuffix(".index.json").split(".", 1)[-1].split(".")[0]
+    suffix = suffix if suffix in sniff.SUFFIXES else "." + (shards[0].rsplit(".", 1)[-1] if shards else "")
+    strays = [
+        other
+        for other in names
+        if other not in shards and other.endswith(suffix) and not TRAINING.match(other) and not EDITION.match(other)
+    ]
+    files = reader.read(present)
+    taken.update(present, strays)
+    return Edition(
+        name=name.removesuffix(".index.json"),
+        format=files[0].format if files else "safetensors" if suffix == ".safetensors" else "torch",
+        files=files,
+        index=index,
+        strays=reader.read(strays),
+        missing=tuple(shard for shard in shards if shard not in present),
+        whole=len(files) == len(shards) and not any(file.problems or file.unread for file in files),
+    )
+
+
+def _index(name: str, content: object) -> ShardIndex:
+    """Checked for shape only. FormatError if it is not a map of tensor names to file names."""
+    if not isinstance(content, dict):
+        raise FormatError(name, "is not a JSON object")
+    weight_map = content.get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+        raise FormatError(name, "has no weight_map of tensor names to file names")
+    metadata = content.get("metadata")
+    total = metadata.get("total_size") if isinstance(metadata, dict) else None
+    # float: written so by some converters
+    return ShardIndex(
+        file=name,
+        weight_map=weight_map,
+        total_size=int(total) if type(total) is int or (type(total) is float and total.is_integer()) else None,
+    )
+
+
+def _groups(names: Iterable[str]) -> dict[str, list[str]]:
+    """Shards without an index go together, everything else stands alone."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        shard = SHARD.match(name)
+        key = f"{shard['stem']}{shard['tail']} in {int(shard['count'])} shards" if shard else name
+        groups.setdefault(key, []).append(name)
+    return groups
+
+
+def _plain(reader: _Reader, name: str, group: list[str], *, alone: bool) -> Edition:
+    files = reader.read(group)
+    kind = "training" if TRAINING.match(name) else "adapter" if ADAPTER.match(name) else "weights"
+    missing: tuple[str, ...] = ()
+    shard = SHARD.match(group[0])
+    if shard and not alone:
+        width, count = len(shard["number"]), int(shard["count"])
+        first = 0 if any(int(match["number"]) == 0 for match in map(SHARD.match, group) if match) else 1
+        numbers = {int(match["number"]) for match in map(SHARD.match, group) if match}
+        missing = tuple(
+            f"{shard['stem']}-{number:0{width}d}-of-{shard['count']}{shard['tail']}"
+            for number in range(first, min(count, 10_000) + first)
+            if number not in numbers
+        )
+    return Edition(
+        name=name,
+        format=files[0].format if files else "",
+        kind=kind,
+        files=files,
+        missing=missing,
+        whole=len(files) == len(group)
+        and not missing
+        and not (shard and alone and int(shard["count"]) > 1)
+        and not any(file.problems or file.unread for file in files),
+    )
+
+
+def _rank(edition: Edition) -> tuple[int, int, str]:
+    name = edition.index.file if edition.index else edition.name
+    place = PREFERENCE.index(name) if name in PREFERENCE else len(PREFERENCE)
+    return (0 if edition.kind == "weights" else 1, place, name)
+
+
+def _elsewhere(folder: LocalFolder, entries: Iterable[Entry]) -> Iterable[tuple[str, str]]:
+    """Weights that are seen and not opened: other formats, and sub-folders (`original/`, parts), each a target of its own."""
+    for entry in entries:
+        if entry.name.endswith(OTHER_SUFFIXES):
+            yield (entry.name, f"{entry.name.rsplit('.', 1)[-1]} files are not read by this version")
+    for sub in folder.subfolders():
+        inner = LocalFolder(folder.root / sub)
+        try:
+            names = [entry.name for entry in inner.entries() if entry.name.endswith((*sniff.SUFFIXES, *OTHER_SUFFIXES))]
+        except TargetError:
+            continue
+        if names:
+            yield (sub + "/", f"a folder of its own with {len(names)} file{'s' * (len(names) > 1)} of weights: audit it by its path")

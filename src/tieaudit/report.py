@@ -1,0 +1,176 @@
+"""This file holds what an audit answers: findings, ties, skips, cost. Reporters turn it into text; nothing here prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from .relations import Evidence
+
+
+class Severity(StrEnum):
+    """How bad: error = the result changes or the file breaks; warning = bytes wasted, or a reader refuses or misreads the file;
+    note = legal and worth knowing. The words are SARIF's levels."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+    @property
+    def rank(self) -> int:
+        """0 is the worst."""
+        return tuple(Severity).index(self)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlace:
+    """A tensor that a finding is about. `offset` is its byte in the file, None if it is not stored."""
+
+    name: str
+    file: str
+    offset: int | None
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One problem. `fix` says what to do, `cause` the likely reason if the evidence points at one."""
+
+    code: str
+    rule: str
+    severity: Severity
+    message: str
+    tensors: tuple[TensorPlace, ...] = ()
+    wasted_bytes: int = 0
+    evidence: Evidence = Evidence.HEADER
+    cause: str | None = None
+    fix: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """Something that was not checked, and why."""
+
+    subject: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOutcome:
+    """What a program that reads checkpoints makes of a tie in this file."""
+
+    engine: str
+    version: str
+    outcome: str
+    silent: bool | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tie:
+    """Names that can be one matrix: what is claimed and how the stored ones relate.
+
+    `saves_bytes`: bytes that sharing saves on disk, or would save if copies were left out; `numel` elements of the matrix;
+    `summary` is the verdict as a clause.
+    """
+
+    canonical: str
+    aliases: tuple[str, ...]
+    role: str
+    claim: str
+    claim_source: str
+    relation: str
+    evidence: Evidence
+    saves_bytes: int = 0
+    engines: tuple[EngineOutcome, ...] = ()
+    stored: tuple[str, ...] = ()
+    file: str = ""
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    nbytes: int = 0
+    detail: str = ""
+    summary: str = ""
+
+    @property
+    def numel(self) -> int:
+        count = 1
+        for dim in self.shape:
+            count *= dim
+        return count if self.shape else 0
+
+    @property
+    def training_bytes(self) -> int:
+        """What sharing saves in training beside the weights: a BF16 gradient and two FP32 Adam moments per element."""
+        if self.claim != "tied" or not self.saves_bytes:
+            return 0
+        return self.numel * (2 + 8) * len(self.aliases)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Sizes. `parameters_*` count the elements of the weights that a reader loads (the first edition), `nbytes_*` all files read."""
+
+    tensors: int = 0
+    parameters_stored: int = 0
+    parameters_unique: int = 0
+    nbytes_stored: int = 0
+    nbytes_wasted: int = 0
+
+    @property
+    def nbytes_unique(self) -> int:
+        return self.nbytes_stored - self.nbytes_wasted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Bytes and reads (requests, for a server) that the audit took, and wall time in seconds."""
+
+    bytes_read: int = 0
+    requests: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The whole answer for one target. `findings` are sorted: worst first, then by wasted bytes."""
+
+    target: str
+    formats: tuple[str, ...] = ()
+    files: tuple[tuple[str, int], ...] = ()
+    totals: Totals = field(default_factory=Totals)
+    ties: tuple[Tie, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    skipped: tuple[Skip, ...] = ()
+    not_compared: tuple[Skip, ...] = ()
+    cost: Cost = field(default_factory=Cost)
+    revision: str | None = None
+    reason: str = ""
+    """Why a healthy checkpoint is healthy, as a clause."""
+
+    @property
+    def verdict(self) -> str:
+        """"error", "warning", "note", "ok", or "incomplete" if nothing worse was found but something asked for was not checked."""
+        worst = min((finding.severity for finding in self.findings), key=lambda severity: severity.rank, default=None)
+        if self.skipped and worst in (None, Severity.NOTE):
+            return "incomplete"
+        return worst.value if worst else "ok"
+
+    def at_least(self, severity: Severity) -> bool:
+        """True if a finding is at or above `severity`."""
+        return any(finding.severity.rank <= severity.rank for finding in self.findings)
+
+
+def ordered(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Worst first, then the most wasted bytes, then by code and first tensor so that the order is stable."""
+    return tuple(
+        sorted(
+            findings,
+            key=lambda finding: (
+                finding.severity.rank,
+                -finding.wasted_bytes,
+                finding.code,
+                finding.tensors[0].name if finding.tensors else "",
+                finding.message,
+            ),
+        )
+    )

@@ -1,0 +1,150 @@
+"""What a person reads: the verdict first, then the ties, then each finding with what to do.
+
+A finding is one line that can be searched for and pasted, its details are indented below. Piped output is not wrapped.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
+
+from ..inspectors.registry import all_rules
+from ..report import Finding, Report, Severity, Skip, Tie
+from ..text import listed, printable, quantity
+
+MAX_BLOCKS = 4  # ties shown with claim and relation; the others get a line each
+MAX_LINES = 12
+MAX_FINDINGS = 40
+MAX_SKIPS = 10
+LABEL = 9  # columns of `claim    `
+NARROW = 24  # columns below which wrapping makes no sense
+
+Paint = Callable[[str, str], str]
+_COLOURS = {"error": "red", "warning": "yellow", "note": "cyan", "ok": "green", "incomplete": "yellow"}
+_SIGN = {"same storage": "=", "equal": "=", "one matrix": "=", "equal after cast": "≈", "near": "≠", "unrelated": "≠", "scaled": "≠",
+         "rows differ": "≠", "equal up to padding rows": "≠", "transposed": "ᵀ"}  # fmt: skip
+
+
+def render(report: Report, width: int | None = None, paint: Paint = lambda text, colour: text) -> str:
+    """The report as text, lines at most `width` columns wide (None: as long as they are)."""
+    lines: list[str] = []
+    for block in (_headline(report, paint), _ties(report), _findings(report, paint), _skips(report), [_footer(report)]):
+        block = list(block)
+        if block:
+            lines += [*([""] if lines else []), *block]
+    return "\n".join(line for text in lines for line in _wrapped(text, width)) + "\n"
+
+
+def _headline(report: Report, paint: Paint) -> Iterator[str]:
+    """Verdict, target, and the worst finding or the reason why all is well."""
+    verdict = report.verdict
+    target = printable(report.target)
+    if verdict in ("ok", "note"):
+        notes = sum(finding.severity is Severity.NOTE for finding in report.findings)
+        rest = f" ({notes} note{'s' * (notes > 1)})" if notes else ""
+        yield f"{paint('OK', _COLOURS['ok'])}  {target}   {report.reason}{rest}"
+    elif verdict == "incomplete":
+        yield f"{paint('INCOMPLETE', _COLOURS[verdict])}  {target}   not everything that was asked for could be checked"
+    else:
+        worst = report.findings[0]
+        summary = next((rule.summary for rule in all_rules() if rule.code == worst.code), worst.message)
+        yield f"{paint(verdict.upper(), _COLOURS[verdict])}  {target}   {summary[0].lower()}{summary[1:].rstrip('.')}"
+
+
+def _ties(report: Report) -> Iterator[str]:
+    ties = sorted(report.ties, key=lambda tie: (tie.role != "embedding-head", tie.relation in ("one matrix", "same storage")))
+    several = len({tie.file for tie in ties}) > 1
+    for number, tie in enumerate(ties):
+        if number < MAX_BLOCKS:
+            yield from ([""] if number else [])
+            yield from _block(tie, report, several)
+        elif number < MAX_LINES:
+            yield f"  {'tie':{LABEL}}{_names(tie)}   {tie.summary}"
+    if len(ties) > MAX_LINES:
+        yield f"  {'':{LABEL}}and {len(ties) - MAX_LINES:,} more ties (all in --format json)"
+
+
+def _names(tie: Tie) -> str:
+    absent = [name for name in tie.aliases if name not in tie.stored]
+    names = [printable(name) + (" (alias, not stored)" if name in absent and tie.claim == "tied" else "") for name in tie.aliases]
+    sign = _SIGN.get(tie.relation, "?") if tie.claim == "tied" or len(tie.stored) > 1 else "|"
+    return f"{printable(tie.canonical)}  {sign}  {listed(names, 3)}"
+
+
+def _block(tie: Tie, report: Report, several: bool) -> Iterator[str]:
+    shape = " × ".join(f"{dim:,}" for dim in tie.shape)
+    size = f"   {shape} {tie.dtype}, {quantity(tie.nbytes)}{' each' * (len(tie.stored) > 1 and tie.relation != 'same storage')}" if tie.shape else ""
+    share = f", {100 * tie.nbytes / report.totals.nbytes_unique:.1f} % of the whole" if tie.shape and report.totals.nbytes_unique > 0 else ""
+    yield f"  {'tie':{LABEL}}{_names(tie)}{size}{share}"
+    yield f"  {'claim':{LABEL}}{printable_long(tie.claim_source)}"
+    where = f"{printable(tie.file)}: " if several else ""
+    detail = f", {printable_long(tie.detail)}" if tie.detail and tie.relation not in ("same storage", "equal") else ""
+    yield f"  {'stored':{LABEL}}{where}{tie.summary}{detail}" + (f" ({tie.evidence})" if tie.evidence != "header" else "")
+    if tie.saves_bytes:
+        would = "would save" if tie.relation in ("equal", "equal after cast") else "saves"
+        training = f"; in training {quantity(tie.training_bytes)} more (gradient BF16, Adam FP32)" if tie.training_bytes else ""
+        yield f"  {would:{LABEL}}{' ' * (len(would) >= LABEL)}{quantity(tie.saves_bytes)} here{training}"
+
+
+def printable_long(text: str) -> str:
+    """As `printable`, piece by piece, so that a sentence with long names is not cut."""
+    return " ".join(printable(word) for word in text.split(" "))
+
+
+def _findings(report: Report, paint: Paint) -> Iterator[str]:
+    target = printable(report.target)
+    for finding in report.findings[:MAX_FINDINGS]:
+        yield f"{target}: {finding.code} {paint(finding.severity.value, _COLOURS[finding.severity.value])} {finding.rule}: " + printable_long(
+            finding.message
+        )
+        yield from _details(finding)
+    if len(report.findings) > MAX_FINDINGS:
+        yield f"and {len(report.findings) - MAX_FINDINGS:,} more findings (all in --format json)"
+
+
+def _details(finding: Finding) -> Iterable[str]:
+    if finding.cause:
+        yield f"    likely cause  {printable_long(finding.cause)}"
+    if finding.fix:
+        yield f"    what to do    {printable_long(finding.fix)}"
+
+
+def _skips(report: Report) -> Iterator[str]:
+    for title, skips in (("not checked", report.skipped), ("not compared", report.not_compared)):
+        yield from _listed(title, skips)
+
+
+def _listed(title: str, skips: tuple[Skip, ...]) -> Iterator[str]:
+    for skip in skips[:MAX_SKIPS]:
+        yield f"  {title}: {printable(skip.subject)}: {printable_long(skip.reason)}"
+    if len(skips) > MAX_SKIPS:
+        yield f"  {title}: and {len(skips) - MAX_SKIPS:,} more"
+
+
+def _footer(report: Report) -> str:
+    totals, cost = report.totals, report.cost
+    files = len(report.files)
+    parameters = f"{totals.parameters_stored:,} parameters"
+    if totals.parameters_unique != totals.parameters_stored:
+        parameters += f" ({totals.parameters_unique:,} unique)"
+    return (
+        f"  {totals.tensors:,} tensor{'s' * (totals.tensors != 1)} in {files:,} file{'s' * (files != 1)} · {parameters} · "
+        f"{quantity(totals.nbytes_stored)} stored, {quantity(totals.nbytes_wasted)} wasted · "
+        f"read {quantity(cost.bytes_read)} in {cost.seconds:.2f} s"
+    )
+
+
+def _wrapped(line: str, width: int | None) -> list[str]:
+    """Continuation lines are indented to where the text of the line begins."""
+    if width is None or len(_bare(line)) <= width:
+        return [line]
+    lead = len(line) - len(line.lstrip(" "))
+    indent = " " * (min(lead + LABEL if lead == 2 else lead + 14 if lead == 4 else 4, width // 2))
+    if width < NARROW:
+        return [line]
+    return textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, drop_whitespace=True,
+                         replace_whitespace=False)  # fmt: skip
+
+
+def _bare(line: str) -> str:
+    return line.split("\x1b[0m", 1)[-1] if "\x1b" in line else line

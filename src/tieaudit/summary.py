@@ -1,0 +1,123 @@
+"""This file holds how a tie is summed up for the report: claim, relation, evidence, bytes, and why all is well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .inspectors.rule import Case, EditionCase, Pair, TieState
+from .relations import Evidence, Kind, Relation
+from .report import Tie
+
+ONE_MATRIX = "one matrix"
+NOT_STORED = "not stored"
+
+# of several pairs the one that matters most is shown
+_ORDER = (
+    Kind.UNRELATED, Kind.NEAR, Kind.ROWS_DIFFER, Kind.SCALED, Kind.TRANSPOSED, Kind.PADDED, Kind.CONSTANT, Kind.NOT_COMPARED,
+    Kind.CAST, Kind.EQUAL, Kind.SAME_STORAGE,
+)  # fmt: skip
+
+
+def ties(case: Case) -> Iterator[Tie]:
+    """Every tie group of every judged edition of which something is stored, or of which all should be."""
+    for edition_case in case.judged:
+        for state in edition_case.ties:
+            if state.holder is not None or (edition_case.claim.exact and not state.group.optional):
+                yield _tie(edition_case, state)
+
+
+def _tie(edition_case: EditionCase, state: TieState) -> Tie:
+    group, holder = state.group, state.holder
+    claims = {alias.tied for alias in group.aliases}
+    claim = "tied" if True in claims else "untied" if claims == {False} else "unknown"
+    pair = min(state.pairs, key=lambda pair: _ORDER.index(pair.relation.kind), default=None)
+    relation = pair.relation if pair else None
+    nbytes = holder.nbytes if holder else 0
+    shared = sum(1 for _, tied, _ in state.absent if tied) + sum(
+        1 for pair in state.pairs if pair.tied and pair.relation.kind in (Kind.SAME_STORAGE, Kind.EQUAL, Kind.CAST)
+    )
+    canonical = group.canonical
+    if holder and not any(name == group.canonical for name, _, _ in state.absent):
+        canonical = holder.name
+    stored = tuple(matrix.name for matrix in (holder, *(pair.second for pair in state.pairs)) if matrix)
+    aliases = tuple(_stored_name(alias.name, stored, canonical) for alias in group.aliases) if group.aliases else ()
+    return Tie(
+        canonical=canonical,
+        aliases=tuple(dict.fromkeys(aliases)),
+        role=group.role,
+        claim=claim,
+        claim_source=group.source,
+        relation=relation.kind.value if relation else ONE_MATRIX if holder else NOT_STORED,
+        evidence=relation.evidence if relation else Evidence.HEADER,
+        saves_bytes=shared * nbytes,
+        stored=stored,
+        file=edition_case.edition.name,
+        shape=holder.main.shape if holder else (),
+        dtype=holder.main.dtype if holder else "",
+        nbytes=nbytes,
+        detail=relation.detail if relation else "",
+        summary=_summary(claim, pair, relation, state),
+    )
+
+
+def _stored_name(alias: str, stored: tuple[str, ...], canonical: str) -> str:
+    """The alias as the file spells it, where a wrapper or prefix differs."""
+    return next((name for name in stored if name != canonical and (name == alias or name.endswith("." + alias) or alias.endswith("." + name))), alias)
+
+
+def _summary(claim: str, pair: Pair | None, relation: Relation | None, state: TieState) -> str:
+    if state.holder is None:
+        return "none of its names is stored"
+    if relation is None or pair is None:
+        if claim == "tied":
+            return "one matrix is stored, and all its names read it"
+        return "one matrix is stored" + (", the others are missing" if claim == "untied" and state.absent else "")
+    words = {
+        Kind.SAME_STORAGE: "one storage under both names",
+        Kind.EQUAL: "two copies, equal byte for byte",
+        Kind.CAST: "two copies in different dtypes",
+        Kind.TRANSPOSED: "one is the other transposed",
+        Kind.PADDED: "equal up to padding rows",
+        Kind.SCALED: "one is the other times a constant",
+        Kind.NEAR: "two matrices that drifted apart",
+        Kind.UNRELATED: "two different matrices",
+        Kind.ROWS_DIFFER: "two matrices with different numbers of rows",
+        Kind.CONSTANT: "at least one of them is constant",
+        Kind.NOT_COMPARED: "both stored, not compared",
+    }[relation.kind]
+    return words
+
+
+def reason(case: Case) -> str:
+    """Why a healthy checkpoint is healthy, about its most telling tie."""
+    for edition_case in case.judged:
+        states = [state for state in edition_case.ties if state.holder is not None]
+        states.sort(key=lambda state: (state.group.role != "embedding-head", not state.pairs))
+        for state in states:
+            told = _reason(state)
+            if told:
+                return told
+        if edition_case.claim.exact and not edition_case.claim.groups:
+            return f"{edition_case.claim.architecture} shares no tensor"
+        return "no two names share a matrix, and none has to"
+    return "no weights of a model to judge"
+
+
+def _reason(state: TieState) -> str:
+    holder = state.holder
+    if holder is None:
+        return ""
+    claimed = {alias.tied for alias in state.group.aliases}
+    pair = state.pairs[0] if state.pairs else None
+    if pair is None:
+        what = "the head reads it" if state.group.role == "embedding-head" else "all its names read it"
+        return f"tied: one matrix is stored, and {what}" if True in claimed else ""
+    if pair.relation.kind is Kind.SAME_STORAGE and pair.tied is not False:
+        return "tied: both names are one storage"
+    if pair.tied is False:
+        return "untied: two separate matrices, as the config says"
+    if pair.tied is None and pair.relation.kind is Kind.UNRELATED:
+        return "two separate matrices, and nothing claims that they are one"
+    if pair.relation.kind is Kind.UNRELATED and pair.tied_v4 is False:
+        return "two separate matrices, as the flag says; every reader keeps both"
+    return ""

@@ -1,0 +1,130 @@
+"""This file holds the numbers behind the bytes: decoding, casting, rows. The only static module that imports numpy.
+
+bfloat16 is the upper half of float32; the 8-bit floats are decoded by a table built from their definition
+(OCP 8-bit floating point specification; the FNUZ variants have no infinities and one NaN at 0x80).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .bytewise import TensorBytes
+from .checkpoint import TensorRecord
+from .dtypes import DTYPES
+
+Floats = NDArray[np.float32]
+
+_PLAIN = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1",
+          "U16": "<u2", "U32": "<u4", "U64": "<u8", "BOOL": "u1"}  # fmt: skip
+_FLOAT8 = {  # exponent bits, mantissa bits, bias, infinities, FNUZ
+    "F8_E4M3": (4, 3, 7, False, False),
+    "F8_E5M2": (5, 2, 15, True, False),
+    "F8_E4M3FNUZ": (4, 3, 8, False, True),
+    "F8_E5M2FNUZ": (5, 2, 16, False, True),
+}
+
+
+def decodable(dtype: str) -> bool:
+    """Whether the elements can be turned into numbers here."""
+    return dtype in _PLAIN or dtype == "BF16" or dtype in _FLOAT8 or dtype == "F8_E8M0"
+
+
+def decode(data: bytes, dtype: str) -> Floats:
+    """The elements as float32 (float64 and 64-bit integers are rounded)."""
+    if dtype == "BF16":
+        halves = np.frombuffer(data, "<u2").astype(np.uint32)
+        return (halves << np.uint32(16)).view(np.float32)
+    if dtype in _FLOAT8 or dtype == "F8_E8M0":
+        return _float8_table(dtype)[np.frombuffer(data, np.uint8)]
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.frombuffer(data, _PLAIN[dtype]).astype(np.float32)
+
+
+def encode(values: Floats, dtype: str) -> bytes | None:
+    """float32 rounded to nearest even into `dtype`, as every framework casts; None for a dtype without a rule here."""
+    if dtype == "BF16":
+        words = values.view(np.uint32)
+        # round to nearest even; NaN keeps its upper half and stays quiet
+        rounded = ((words + np.uint32(0x7FFF) + ((words >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype("<u2")
+        rounded = np.where(np.isnan(values), ((words >> np.uint32(16)) | np.uint32(0x40)).astype("<u2"), rounded)
+        return rounded.astype("<u2").tobytes()
+    if dtype in ("F32", "F16", "F64"):
+        with np.errstate(over="ignore", invalid="ignore"):
+            return values.astype(_PLAIN[dtype]).tobytes()
+    return None
+
+
+@lru_cache(maxsize=8)
+def _float8_table(dtype: str) -> Floats:
+    codes = np.arange(256)
+    if dtype == "F8_E8M0":
+        return np.where(codes == 255, np.nan, np.exp2(codes.astype(np.float64) - 127)).astype(np.float32)
+    exponent_bits, mantissa_bits, bias, infinities, fnuz = _FLOAT8[dtype]
+    sign = np.where(codes & 0x80, -1.0, 1.0)
+    exponent = (codes >> mantissa_bits) & ((1 << exponent_bits) - 1)
+    mantissa = codes & ((1 << mantissa_bits) - 1)
+    fraction = mantissa / (1 << mantissa_bits)
+    table = sign * np.where(exponent == 0, fraction * 2.0 ** (1 - bias), (1 + fraction) * np.exp2(exponent - bias))
+    top = exponent == (1 << exponent_bits) - 1
+    if fnuz:
+        table[0x80] = np.nan
+    elif infinities:
+        table = np.where(top, np.where(mantissa == 0, sign * np.inf, np.nan), table)
+    else:
+        table[(codes & 0x7F) == 0x7F] = np.nan
+    return table.astype(np.float32)
+
+
+def rows(data: TensorBytes, tensor: TensorRecord, numbers: list[int]) -> Floats:
+    """The rows of a 2-D row-major tensor, shape (len(numbers), columns)."""
+    width = tensor.shape[1] * DTYPES[tensor.dtype].bits // 8
+    raw = b"".join(data.read(tensor, number * width, width) for number in numbers)
+    return decode(raw, tensor.dtype).reshape(len(numbers), tensor.shape[1])
+
+
+def elements(data: TensorBytes, tensor: TensorRecord, places: list[tuple[int, int]]) -> Floats:
+    """Single elements of a 2-D row-major tensor."""
+    itemsize = DTYPES[tensor.dtype].bits // 8
+    raw = b"".join(data.read(tensor, (row * tensor.shape[1] + column) * itemsize, itemsize) for row, column in places)
+    return decode(raw, tensor.dtype)
+
+
+def cosine(a: Floats, b: Floats) -> float:
+    """Over all elements, NaN and infinities left out; 0.0 if either side is all zero."""
+    first, second = a.astype(np.float64).ravel(), b.astype(np.float64).ravel()
+    good = np.isfinite(first) & np.isfinite(second)
+    first, second = first[good], second[good]
+    norm = float(np.sqrt(first @ first) * np.sqrt(second @ second))
+    return float(first @ second) / norm if norm > 0 else 0.0
+
+
+def factor(a: Floats, b: Floats, tolerance: float) -> float | None:
+    """The constant c for which b = c·a up to the relative `tolerance`; None if there is none (or it is 1 or 0)."""
+    first, second = a.astype(np.float64).ravel(), b.astype(np.float64).ravel()
+    square = float(first @ first)
+    if not (np.isfinite(square) and square > 0 and np.isfinite(second).all()):
+        return None
+    c = float(first @ second) / square
+    close = bool(np.all(np.abs(second - c * first) <= tolerance * np.abs(c * first) + 1e-30))
+    return c if close and c != 0 and abs(c - 1) > tolerance else None
+
+
+def same_up_to_rounding(a: Floats, b: Floats, tolerance: float) -> bool:
+    """Every element agrees to the relative `tolerance`, NaN with NaN."""
+    good = np.abs(a - b) <= tolerance * np.maximum(np.abs(a), np.abs(b)) + 1e-30
+    return bool(np.all(good | (np.isnan(a) & np.isnan(b)) | (a == b)))
+
+
+def differing_rows(a: bytes, b: bytes, width: int) -> Any:
+    """Numbers of the rows (of `width` bytes) that differ."""
+    first, second = (np.frombuffer(side, np.uint8).reshape(-1, width) for side in (a, b))
+    return np.flatnonzero((first != second).any(axis=1))
+
+
+def epsilon(dtype: str) -> float:
+    """Relative spacing of the dtype's numbers near 1; twice the worst rounding error."""
+    return {"F64": 2.0**-52, "F32": 2.0**-23, "F16": 2.0**-10, "BF16": 2.0**-7}.get(dtype, 2.0**-2)

@@ -1,0 +1,89 @@
+"""This file holds the largest token id that a tokenizer names, found without building the vocabulary.
+
+tokenizer.json has `added_tokens` (a list of {"id", "content"}) near its begin and `model.vocab` behind it, a map of ids or a
+list (Unigram); of a large file only the added tokens are read, which are the ones that overflow. tokenizer_config.json has `added_tokens_decoder` ({id: {"content"}}).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from .errors import FormatError
+from .inspectors.rule import Vocabulary
+from .loaders.sharded import read_json
+from .sources.local import LocalFolder
+
+FULL = 2 << 20  # bytes; a larger tokenizer.json is searched, not parsed: 11 MB take 0.2 s and 60 MB as Python objects
+HEAD = 1 << 20  # bytes at the begin in which added_tokens stands
+MAX_ID = 1 << 31
+_ADDED = re.compile(r'"added_tokens"\s*:\s*(?=\[)')
+
+
+def largest(folder: LocalFolder) -> Vocabulary | None:
+    """The token with the largest id over the tokenizer files beside the weights; None if there are none or they cannot be read."""
+    found: list[tuple[int, str, str]] = []
+    for name, ids in (("tokenizer.json", _tokenizer), ("tokenizer_config.json", _decoder), ("added_tokens.json", _flat)):
+        if folder.exists(name):
+            try:
+                found.extend((number, token, name) for number, token in ids(folder, name))
+            except FormatError:
+                continue  # a broken tokenizer is no fault of the weights, and others will name it
+    if not found:
+        return None
+    number, token, file = max(found, key=lambda entry: entry[0])
+    return Vocabulary(file=file, token=token, largest=number)
+
+
+def _tokenizer(folder: LocalFolder, name: str) -> Iterator[tuple[int, str]]:
+    source = folder.open(name)
+    if source.nbytes <= FULL:
+        content = read_json(folder, name)
+        if isinstance(content, dict):
+            yield from _added(content.get("added_tokens"))
+            model = content.get("model")
+            if isinstance(model, dict):
+                yield from _vocab(model.get("vocab"))
+        return
+    head = source.read(0, HEAD).decode("utf-8", "replace")
+    match = _ADDED.search(head)
+    if match:
+        try:
+            yield from _added(json.JSONDecoder().raw_decode(head, match.end())[0])
+        except (ValueError, RecursionError):
+            return
+
+
+def _added(tokens: Any) -> Iterator[tuple[int, str]]:
+    for token in tokens if isinstance(tokens, list) else ():
+        if isinstance(token, dict) and _is_id(token.get("id")):
+            yield token["id"], str(token.get("content", ""))
+
+
+def _vocab(vocab: Any) -> Iterator[tuple[int, str]]:
+    if isinstance(vocab, dict):
+        known = [(number, token) for token, number in vocab.items() if _is_id(number)]
+        if known:
+            yield max(known)
+    elif isinstance(vocab, list) and vocab:
+        yield len(vocab) - 1, str(vocab[-1])[:60]
+
+
+def _decoder(folder: LocalFolder, name: str) -> Iterator[tuple[int, str]]:
+    content = read_json(folder, name)
+    decoder = content.get("added_tokens_decoder") if isinstance(content, dict) else None
+    for key, token in decoder.items() if isinstance(decoder, dict) else ():
+        if key.isdecimal() and len(key) <= 10 and _is_id(int(key)):
+            yield int(key), str(token.get("content", "")) if isinstance(token, dict) else ""
+
+
+def _flat(folder: LocalFolder, name: str) -> Iterator[tuple[int, str]]:
+    content = read_json(folder, name)
+    if isinstance(content, dict):
+        yield from _vocab(content)
+
+
+def _is_id(number: Any) -> bool:
+    return type(number) is int and 0 <= number < MAX_ID
