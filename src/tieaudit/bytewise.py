@@ -29,6 +29,7 @@ class TensorBytes:
 
     sources: Mapping[str, Source]
     advanced: Callable[[int], None] = _no_progress
+    _compared: dict[tuple[TensorRecord, TensorRecord], int | None] = field(default_factory=dict)
     _buffers: tuple[bytearray, bytearray] = field(default_factory=lambda: (bytearray(CHUNK), bytearray(CHUNK)))
 
     def readable(self, tensor: TensorRecord) -> bool:
@@ -53,8 +54,15 @@ class TensorBytes:
         return all(self.sample(a, which) == self.sample(b, which) for which in range(3))
 
     def first_difference(self, a: TensorRecord, b: TensorRecord, n: int | None = None) -> int | None:
-        """Where the first `n` bytes (all, if None) of two row-major tensors begin to differ, to within 1 MiB; None if equal."""
-        n = a.nbytes if n is None else n
+        """Where the first `n` bytes (all, if None) of two row-major tensors begin to differ, to within 1 MiB; None if equal.
+
+        A whole compare is remembered: the ties and the search for copies ask for the same pair.
+        """
+        if n is None:
+            key = (a, b) if (a.file, a.file_offset or 0) <= (b.file, b.file_offset or 0) else (b, a)
+            if key not in self._compared:
+                self._compared[key] = self.first_difference(a, b, a.nbytes)
+            return self._compared[key]
         first, second = memoryview(self._buffers[0]), memoryview(self._buffers[1])
         here, there = self._place(a), self._place(b)
         for at in range(0, n, CHUNK):

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-Extent = tuple[int, int]
-"""Half-open run of bytes: (begin, end)."""
+from .extents import Extent
 
 
 

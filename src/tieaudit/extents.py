@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from .checkpoint import Extent
+Extent = tuple[int, int]
+"""Half-open run of bytes: (begin, end)."""
 
 
 def merged(extents: Iterable[Extent]) -> list[Extent]:

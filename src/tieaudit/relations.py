@@ -202,7 +202,8 @@ def _by_value(a: TensorRecord, b: TensorRecord, data: TensorBytes, *, prove: boo
 
 def _near(cosine: float, equal: int, sampled: int) -> Relation:
     rows = "every sampled row differs" if not equal else f"{sampled - equal} of {sampled} sampled rows differ"
-    return Relation(kind=Kind.NEAR, evidence=Evidence.SAMPLED, detail=f"{rows}, cosine {cosine:.4f}")
+    close = "over 0.9999" if cosine > 0.9999 else f"{cosine:.4f}"
+    return Relation(kind=Kind.NEAR, evidence=Evidence.SAMPLED, detail=f"{rows}, cosine {close}")
 
 
 def _as_row(tensor: TensorRecord) -> TensorRecord:

@@ -27,12 +27,19 @@ class DefaultGroup(click.Group):
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write_usage("tieaudit", "[OPTIONS] TARGET  |  rules [CODE|NAME]")
 
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The options of an audit stand here too: it is what nearly everyone runs."""
+        records = [param.get_help_record(ctx) for param in (*audit_command.params, *self.get_params(ctx)) if isinstance(param, click.Option)]
+        with formatter.section("Options"):
+            formatter.write_dl([record for record in records if record])
+        self.format_commands(ctx, formatter)
+
 
 @click.group(
     cls=DefaultGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
-    epilog="`tieaudit audit -h` lists the options of an audit. Exit codes: 0 nothing at or above --fail-on, 1 findings at or above it, "
+    epilog="Exit codes: 0 nothing at or above --fail-on, 1 findings at or above it, "
     "2 everything else.",
 )
 @click.version_option(__version__, message="tieaudit %(version)s")

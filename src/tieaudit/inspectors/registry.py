@@ -22,10 +22,11 @@ def all_rules() -> tuple[Rule, ...]:
 def matching(words: Iterable[str], option: str) -> frozenset[str]:
     """Codes of the rules that the words name: a code, a prefix of codes (`TIE2`), or a name. OptionError for a word that names none."""
     codes: set[str] = set()
-    for word in words:
+    for given in words:
+        word = f"TIE{given}" if given.isdecimal() else given
         found = {rule.code for rule in all_rules() if word.lower() == rule.name or (word and rule.code.startswith(word.upper()))}
         if not found:
-            raise OptionError(option, word, "a code, a prefix such as TIE2, or a name; `tieaudit rules` lists them")
+            raise OptionError(option, given, "a code, a prefix such as TIE2, or a name; `tieaudit rules` lists them")
         codes |= found
     return frozenset(codes)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..bytewise import extent
-from ..checkpoint import Extent, LoadedFile, Storage, TensorRecord
-from ..extents import covered
+from ..checkpoint import LoadedFile, Storage, TensorRecord
+from ..extents import Extent, covered
 from ..report import Severity, TensorPlace
 from ..text import exactly, listed
 from .rule import Case, Problem, place, rule

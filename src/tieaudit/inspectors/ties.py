@@ -24,8 +24,9 @@ def _readers(situation: Situation) -> str:
     return f"; transformers 4 {'would tie' if situation.tied_v4 else 'would not tie'} them"
 
 
-def _where(situation: Situation) -> str:
-    return f"{situation.edition.name}: " if situation.edition.index is None else ""
+def _where(case: Case, situation: Situation) -> str:
+    """The edition, where there is more than one."""
+    return f"{situation.edition.name}: " if sum(1 for _ in case.judged) > 1 else ""
 
 
 @rule(1, Severity.ERROR)
@@ -48,7 +49,7 @@ def diverged_tie(case: Case) -> Iterator[Problem]:
             continue
         drifted = relation.kind is Kind.NEAR and "cosine" in relation.detail
         yield Problem(
-            message=f"{_where(situation)}{name} differs from {holder}, and both are one matrix by the claim ({situation.group.source}): {relation.detail}",
+            message=f"{_where(case, situation)}{name} differs from {holder}, and both are one matrix by the claim ({situation.group.source}): {relation.detail}",
             tensors=places(situation.holder, situation.second),
             evidence=relation.evidence,
             severity=situation.verdict.severity,
@@ -76,7 +77,7 @@ def duplicate_tie(case: Case) -> Iterator[Problem]:
         second = situation.second
         torch = second.main.storage.file == situation.holder.main.storage.file and situation.edition.format.startswith("torch")
         yield Problem(
-            message=f"{_where(situation)}{name} repeats {holder} ({exactly(second.nbytes)} wasted)",
+            message=f"{_where(case, situation)}{name} repeats {holder} ({exactly(second.nbytes)} wasted)",
             tensors=places(situation.holder, second),
             waste=wasted(*second.parts),
             evidence=relation.evidence,
@@ -104,7 +105,7 @@ def missing_head(case: Case) -> Iterator[Problem]:
         holder, name = _named(situation)
         what = "starts with zeros" if name.endswith("bias") else "starts with random values"
         yield Problem(
-            message=f"{_where(situation)}{name} is not stored and {what} ({situation.group.source}{_readers(situation)})",
+            message=f"{_where(case, situation)}{name} is not stored and {what} ({situation.group.source}{_readers(situation)})",
             tensors=places(situation.holder) if situation.holder else (),
             fix=f"if it was trained as {holder}: set the flag to true in config.json; else restore it from the training run",
         )
@@ -121,7 +122,7 @@ def missing_embedding(case: Case) -> Iterator[Problem]:
     for situation in speaking(case, "missing-embedding"):
         holder = situation.holder
         yield Problem(
-            message=f"{_where(situation)}{situation.name} is not stored"
+            message=f"{_where(case, situation)}{situation.name} is not stored"
             + (f", only {holder.name}" if holder else " under any of its names")
             + f" ({situation.group.source}{_readers(situation)})",
             tensors=places(holder) if holder else (),
@@ -131,7 +132,7 @@ def missing_embedding(case: Case) -> Iterator[Problem]:
     for situation in speaking(case, "missing-head"):
         if situation.group.role == "embedding":
             yield Problem(
-                message=f"{_where(situation)}{situation.name} is not stored and starts with random values "
+                message=f"{_where(case, situation)}{situation.name} is not stored and starts with random values "
                 f"({situation.group.source}{_readers(situation)})",
                 tensors=places(situation.holder) if situation.holder else (),
                 fix="set the flag to true if it was trained as one matrix, else restore it",
@@ -157,7 +158,7 @@ def inverted_alias(case: Case) -> Iterator[Problem]:
         if situation.holder is None:
             continue
         yield Problem(
-            message=f"{_where(situation)}only {situation.holder.name} is stored, not {situation.name} whose alias it is: "
+            message=f"{_where(case, situation)}only {situation.holder.name} is stored, not {situation.name} whose alias it is: "
             "transformers 5 reads it, most other readers do not",
             tensors=places(situation.holder),
             cause=_alias_note(situation),
@@ -177,7 +178,7 @@ def unwanted_alias(case: Case) -> Iterator[Problem]:
     for situation in speaking(case, "unwanted-alias"):
         holder, name = _named(situation)
         yield Problem(
-            message=f"{_where(situation)}{name} and {holder} are one storage, but untied by the claim ({situation.group.source}): "
+            message=f"{_where(case, situation)}{name} and {holder} are one storage, but untied by the claim ({situation.group.source}): "
             "loading and saving loses one of them",
             tensors=places(situation.holder, situation.second) if situation.holder and situation.second else (),
             fix="set the flag to true in config.json if they are meant to be one; else clone one before saving",
@@ -197,7 +198,7 @@ def cast_copy(case: Case) -> Iterator[Problem]:
         if situation.relation is None or situation.holder is None or situation.second is None:
             continue
         yield Problem(
-            message=f"{_where(situation)}{name} is {holder} in another dtype: {situation.relation.detail} "
+            message=f"{_where(case, situation)}{name} is {holder} in another dtype: {situation.relation.detail} "
             f"({exactly(situation.second.nbytes)} wasted)",
             tensors=places(situation.holder, situation.second),
             waste=wasted(*situation.second.parts),
@@ -219,7 +220,7 @@ def transposed_head(case: Case) -> Iterator[Problem]:
         if situation.relation is None or situation.holder is None or situation.second is None:
             continue
         yield Problem(
-            message=f"{_where(situation)}{name} is {holder} transposed ({situation.relation.detail})",
+            message=f"{_where(case, situation)}{name} is {holder} transposed ({situation.relation.detail})",
             tensors=places(situation.holder, situation.second),
             evidence=situation.relation.evidence,
             fix=f"leave {name} out (tied), or store it as {tuple(situation.holder.main.shape)}",
@@ -239,7 +240,7 @@ def untied_but_equal(case: Case) -> Iterator[Problem]:
         if situation.relation is None or situation.holder is None or situation.second is None or len(situation.second.main.shape) < 2:
             continue
         yield Problem(
-            message=f"{_where(situation)}{name} equals {holder}, but they are {situation.group.source}; "
+            message=f"{_where(case, situation)}{name} equals {holder}, but they are {situation.group.source}; "
             f"as one matrix they would save {exactly(situation.second.nbytes)}",
             tensors=places(situation.holder, situation.second),
             evidence=situation.relation.evidence,
@@ -258,7 +259,7 @@ def scaled_copy(case: Case) -> Iterator[Problem]:
         if situation.relation is None or situation.holder is None or situation.second is None:
             continue
         yield Problem(
-            message=f"{_where(situation)}{situation.relation.detail}: a scale folded into one side, so the two must stay untied",
+            message=f"{_where(case, situation)}{situation.relation.detail}: a scale folded into one side, so the two must stay untied",
             tensors=places(situation.holder, situation.second),
             evidence=situation.relation.evidence,
         )
@@ -276,7 +277,7 @@ def unusual_alias(case: Case) -> Iterator[Problem]:
         if situation.holder is None:
             continue
         yield Problem(
-            message=f"{_where(situation)}{situation.holder.name} is stored, not {situation.name} whose alias it is: "
+            message=f"{_where(case, situation)}{situation.holder.name} is stored, not {situation.name} whose alias it is: "
             "not every reader finds it",
             tensors=places(situation.holder),
             fix=f"store it as {situation.name}",

@@ -11,9 +11,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from ..checkpoint import Extent, LoadedFile, Problem, Storage, TensorRecord
+from ..checkpoint import LoadedFile, Problem, Storage, TensorRecord
 from ..dtypes import DTYPES, SAFETENSORS_DTYPES
 from ..errors import FormatError
+from ..extents import Extent
 from ..sources import Source
 
 FORMAT = "safetensors"

@@ -148,10 +148,10 @@ class ObjectWalk:
         if name in WRAPPERS:
             # A Parameter of torch <= 0.3 has its tensor first in its state.
             source = args or (made.state if isinstance(made.state, tuple) else ())
-            if source:
-                self._same(made, place, source[0])
             if name.endswith("_with_state") and len(args) > 3:
                 self._inside(made, place, _state_pairs(args[3]))
+            if source:
+                self._same(made, place, source[0])
         elif name in FROM_TYPE and len(args) >= 3:
             if len(args) > 3:
                 self._inside(made, place, _state_pairs(args[3]))

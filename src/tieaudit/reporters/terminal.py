@@ -81,9 +81,9 @@ def _block(tie: Tie, report: Report, several: bool) -> Iterator[str]:
     detail = f", {printable_long(tie.detail)}" if tie.detail and tie.relation not in ("same storage", "equal") else ""
     yield f"  {'stored':{LABEL}}{where}{tie.summary}{detail}" + (f" ({tie.evidence})" if tie.evidence != "header" else "")
     if tie.saves_bytes:
-        would = "would save" if tie.relation in ("equal", "equal after cast") else "saves"
+        when = "if stored once" if tie.relation in ("equal", "equal after cast") else "here"
         training = f"; in training {quantity(tie.training_bytes)} more (gradient BF16, Adam FP32)" if tie.training_bytes else ""
-        yield f"  {would:{LABEL}}{' ' * (len(would) >= LABEL)}{quantity(tie.saves_bytes)} here{training}"
+        yield f"  {'saves':{LABEL}}{quantity(tie.saves_bytes)} {when}{training}"
 
 
 def printable_long(text: str) -> str:
