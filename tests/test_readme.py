@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from readme import COST, PARTS, README, part
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .stages import audit as audit
     from .errors import FormatError as FormatError
     from .errors import OptionError as OptionError
     from .errors import TargetError as TargetError
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from .report import Finding as Finding
     from .report import Report as Report
     from .report import Severity as Severity
+    from .stages import audit as audit
 
 __version__ = "0.1.0"
 __all__ = ["Finding", "FormatError", "OptionError", "Report", "Severity", "TargetError", "TieauditError", "__version__", "audit"]

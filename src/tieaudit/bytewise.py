@@ -16,7 +16,7 @@ from .extents import span
 from .sources import Source
 
 SAMPLE = 4096  # bytes; one page
-CHUNK = 1 << 20  # bytes compared at once: two of them stay in the second-level cache
+CHUNK = 1 << 18  # bytes compared at once: two of them and their pages stay in the second-level cache
 
 
 def _no_progress(_n: int) -> None:
@@ -46,7 +46,10 @@ class TensorBytes:
     def sample(self, tensor: TensorRecord, which: int) -> bytes:
         """Up to 4 KiB of the tensor: 0 its middle, 1 its begin, 2 its end."""
         n = min(SAMPLE, tensor.nbytes)
-        return self.read(tensor, ((tensor.nbytes - n) // 2, 0, tensor.nbytes - n)[which], n)
+        middle = (tensor.nbytes - n) // 2
+        # from the begin of an element on, so that a constant shows as one repeated word
+        middle -= middle % element(tensor)
+        return self.read(tensor, (middle, 0, tensor.nbytes - n)[which], n)
 
     def samples_equal(self, a: TensorRecord, b: TensorRecord) -> bool:
         if a.nbytes != b.nbytes or crcs_differ(a, b):
@@ -54,7 +57,7 @@ class TensorBytes:
         return all(self.sample(a, which) == self.sample(b, which) for which in range(3))
 
     def first_difference(self, a: TensorRecord, b: TensorRecord, n: int | None = None) -> int | None:
-        """Where the first `n` bytes (all, if None) of two row-major tensors begin to differ, to within 1 MiB; None if equal.
+        """Where the first `n` bytes (all, if None) of two row-major tensors begin to differ, to within a chunk; None if equal.
 
         A whole compare is remembered: the ties and the search for copies ask for the same pair.
         """
@@ -78,7 +81,7 @@ class TensorBytes:
 
     def is_constant(self, tensor: TensorRecord, *, whole: bool) -> bool:
         """One word repeated, in the samples or (`whole`) everywhere. Words are elements, at least one byte."""
-        width = max(1, DTYPES[tensor.dtype].bits // 8)
+        width = element(tensor)
         word = self.read(tensor, 0, min(width, tensor.nbytes))
         samples = (self.sample(tensor, which) for which in (1, 0, 2))
         if not word or not all(one_word(sample, word) for sample in samples):
@@ -100,6 +103,11 @@ class TensorBytes:
         if at is None:
             raise FormatError(tensor.file, f"{tensor.name!r} is compressed and cannot be read in place")
         return self.sources[tensor.file], at
+
+
+def element(tensor: TensorRecord) -> int:
+    """Bytes of one element, at least 1."""
+    return max(1, DTYPES[tensor.dtype].bits // 8)
 
 
 def one_word(data: bytes, word: bytes) -> bool:
@@ -124,6 +132,5 @@ def crcs_equal(a: TensorRecord, b: TensorRecord) -> bool:
 
 def extent(tensor: TensorRecord) -> tuple[int, int]:
     """Bytes of the storage that the view can touch, from its first element to behind its last."""
-    itemsize = max(1, DTYPES[tensor.dtype].bits // 8)
-    n = tensor.nbytes if tensor.strides is None else span(tensor.shape, tensor.strides, itemsize)
+    n = tensor.nbytes if tensor.strides is None else span(tensor.shape, tensor.strides, element(tensor))
     return tensor.offset, tensor.offset + n

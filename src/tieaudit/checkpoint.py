@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from .extents import Extent
 
 
-
-
 @dataclass(frozen=True, slots=True)
 class Storage:
     """One run of bytes that tensors view. Two tensors share memory when loaded if `(file, ident)` is the same.

@@ -82,7 +82,8 @@ def of_edition(edition: Edition, config: Config | None, stored: StoredNames) -> 
     if _is_drafter(config, stored):
         return _by_names(config, stored, "a drafter for speculative decoding, without the ends of its model")
     claim = _by_catalog(architecture, config, stored, exact=exact and edition.whole)
-    ends = [name for name in (claim.embedding, claim.head) if name]
+    ends = {name for name in (claim.embedding, claim.head) if name}
+    ends |= {name for group in claim.groups if group.role in ("embedding-head", "embedding") for name in group.names}
     if ends and not any(stored.find(name, claim.other_names) for name in ends) and not any(map(stored.is_broken, ends)):
         guessed = _by_names(config, stored, f"{architecture.name} by other names than those of transformers")
         if guessed.groups or edition.kind != "weights" or not _named_as_model(edition):
@@ -118,6 +119,7 @@ def _by_catalog(architecture: Architecture, config: Config, stored: StoredNames,
             continue
         for canonical, alias in _expanded(tie, stored):
             groups.setdefault(canonical, []).append((tie, Alias(alias, tied, tied_v4)))
+    _join(groups)
     rows = {}
     for end, (path, extra) in architecture.rows.items():
         name, count = {"embedding": architecture.embedding, "head": architecture.head}.get(end), config.at(path)
@@ -125,7 +127,7 @@ def _by_catalog(architecture: Architecture, config: Config, stored: StoredNames,
             rows[name] = (count + extra, path + (f" + {extra}" if extra else ""))
     return Claim(
         architecture=architecture.name,
-        basis="" if exact else f"read as {architecture.name}, the class of model_type {config.model_type}",
+        basis="" if config.architectures else f"{config.file} names no class, only model_type {config.model_type}",
         groups=tuple(_group(canonical, members, architecture, config, states) for canonical, members in groups.items()),
         embedding=architecture.embedding,
         head=architecture.head,
@@ -136,6 +138,24 @@ def _by_catalog(architecture: Architecture, config: Config, stored: StoredNames,
         bad_flags=bad,
         other_names=architecture.other_names,
     )
+
+
+def _join(groups: dict[str, list[tuple[CatalogTie, Alias]]]) -> None:
+    """A group whose canonical name is a tied alias of another one is a part of that one (Marian's decoder embedding and head)."""
+    roots = {
+        alias.name: (canonical, alias)
+        for canonical, members in groups.items()
+        for _, alias in members
+        if alias.tied and alias.name in groups
+    }
+    for name, (root, through) in roots.items():
+        if root not in groups or name not in groups:
+            continue
+        known = {alias.name for _, alias in groups[root]}
+        for tie, alias in groups.pop(name):
+            if alias.name not in known and alias.name != root:
+                tied_v4 = None if None in (alias.tied_v4, through.tied_v4) else alias.tied_v4 and through.tied_v4
+                groups[root].append((tie, Alias(alias.name, alias.tied, tied_v4)))
 
 
 def _group(
@@ -176,9 +196,7 @@ def _states(keys: tuple[str, ...], config: Config) -> tuple[tuple[bool | None, .
     return tuple(states), tuple(bad)
 
 
-def _source(
-    architecture: Architecture, table: str, states: tuple[bool | None, ...], config: Config, tied: bool | None
-) -> tuple[str, bool]:
+def _source(architecture: Architecture, table: str, states: tuple[bool | None, ...], config: Config, tied: bool | None) -> tuple[str, bool]:
     """(why transformers 5 ties or does not, whether an absent key was decided by the class)."""
     verb = {True: "tied", False: "untied", None: "unknown"}[tied]
     keys = architecture.keys

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, islice
 
-from .bytewise import TensorBytes, crcs_differ, one_word
+from .bytewise import TensorBytes, crcs_differ, element, one_word
 from .checkpoint import TensorRecord
 from .dtypes import DTYPES
 from .errors import FormatError
-from .relations import Evidence, Verify
+from .kinds import Evidence, Verify
 
 # computed from the config by every implementation, so equal in every layer and in every model
 DETERMINISTIC = re.compile(
@@ -90,8 +90,7 @@ def _sampled(tensor: TensorRecord, data: TensorBytes, found: Scan) -> object | N
     """The middle page of the tensor; None if it is a constant or cannot be read."""
     try:
         page = data.sample(tensor, 0)
-        width = max(1, DTYPES[tensor.dtype].bits // 8)
-        if one_word(page, page[:width]) and data.is_constant(tensor, whole=False):
+        if one_word(page, page[: element(tensor)]) and data.is_constant(tensor, whole=False):
             if min(tensor.shape) > 1:
                 found.constants.append(tensor)
             return None

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from .relations import Evidence
+from .kinds import Evidence
 
 
 class Severity(StrEnum):
@@ -101,9 +101,9 @@ class Tie:
     @property
     def training_bytes(self) -> int:
         """What sharing saves in training beside the weights: a BF16 gradient and two FP32 Adam moments per element."""
-        if self.claim != "tied" or not self.saves_bytes:
+        if self.claim != "tied" or not self.nbytes or self.dtype not in ("F32", "F16", "BF16", "F64"):
             return 0
-        return self.numel * (2 + 8) * len(self.aliases)
+        return self.numel * (2 + 8) * (self.saves_bytes // self.nbytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +149,7 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """"error", "warning", "note", "ok", or "incomplete" if nothing worse was found but something asked for was not checked."""
+        """ "error", "warning", "note", "ok", or "incomplete" if nothing worse was found but something asked for was not checked."""
         worst = min((finding.severity for finding in self.findings), key=lambda severity: severity.rank, default=None)
         if self.skipped and worst in (None, Severity.NOTE):
             return "incomplete"

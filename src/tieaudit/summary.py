@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .inspectors.rule import Case, EditionCase, Pair, TieState
-from .relations import Evidence, Kind, Relation
+from .kinds import Evidence, Kind, Relation
 from .report import Tie
+from .text import listed
 
 ONE_MATRIX = "one matrix"
 NOT_STORED = "not stored"
@@ -46,7 +47,7 @@ def _tie(edition_case: EditionCase, state: TieState) -> Tie:
         aliases=tuple(dict.fromkeys(aliases)),
         role=group.role,
         claim=claim,
-        claim_source=group.source,
+        claim_source=group.source + _apart(pair),
         relation=relation.kind.value if relation else ONE_MATRIX if holder else NOT_STORED,
         evidence=relation.evidence if relation else Evidence.HEADER,
         saves_bytes=shared * nbytes,
@@ -60,9 +61,19 @@ def _tie(edition_case: EditionCase, state: TieState) -> Tie:
     )
 
 
+def _apart(pair: Pair | None) -> str:
+    """Where the flag still decides for transformers 4 and both matrices are there (T5 v1.1), the claim does not hold for this alias."""
+    if pair and pair.tied and pair.tied_v4 is False and pair.relation.kind in (Kind.UNRELATED, Kind.NEAR, Kind.SCALED):
+        return f"; {pair.second.name} stands apart: stored with values of its own, which every transformers keeps"
+    return ""
+
+
 def _stored_name(alias: str, stored: tuple[str, ...], canonical: str) -> str:
     """The alias as the file spells it, where a wrapper or prefix differs."""
-    return next((name for name in stored if name != canonical and (name == alias or name.endswith("." + alias) or alias.endswith("." + name))), alias)
+    return next(
+        (name for name in stored if name != canonical and (name == alias or name.endswith("." + alias) or alias.endswith("." + name))),
+        alias,
+    )
 
 
 def _summary(claim: str, pair: Pair | None, relation: Relation | None, state: TieState) -> str:
@@ -71,10 +82,10 @@ def _summary(claim: str, pair: Pair | None, relation: Relation | None, state: Ti
     if relation is None or pair is None:
         if claim == "tied":
             return "one matrix is stored, and all its names read it"
-        return "one matrix is stored" + (", the others are missing" if claim == "untied" and state.absent else "")
-    words = {
+        return "one matrix is stored" + (f", {listed(name for name, _, _ in state.absent)} is not" if claim == "untied" else "")
+    return {
         Kind.SAME_STORAGE: "one storage under both names",
-        Kind.EQUAL: "two copies, equal byte for byte",
+        Kind.EQUAL: f"{len(state.pairs) + 1} copies, equal byte for byte",
         Kind.CAST: "two copies in different dtypes",
         Kind.TRANSPOSED: "one is the other transposed",
         Kind.PADDED: "equal up to padding rows",
@@ -85,7 +96,6 @@ def _summary(claim: str, pair: Pair | None, relation: Relation | None, state: Ti
         Kind.CONSTANT: "at least one of them is constant",
         Kind.NOT_COMPARED: "both stored, not compared",
     }[relation.kind]
-    return words
 
 
 def reason(case: Case) -> str:
@@ -97,6 +107,8 @@ def reason(case: Case) -> str:
             told = _reason(state)
             if told:
                 return told
+            if state.absent and not edition_case.claim.exact:
+                return f"one matrix is stored; whether another is missing cannot be told ({edition_case.claim.basis or 'not all was read'})"
         if edition_case.claim.exact and not edition_case.claim.groups:
             return f"{edition_case.claim.architecture} shares no tensor"
         return "no two names share a matrix, and none has to"
@@ -115,7 +127,8 @@ def _reason(state: TieState) -> str:
     if pair.relation.kind is Kind.SAME_STORAGE and pair.tied is not False:
         return "tied: both names are one storage"
     if pair.tied is False:
-        return "untied: two separate matrices, as the config says"
+        equal = pair.relation.kind in (Kind.EQUAL, Kind.CAST)
+        return f"untied: two {'equal' if equal else 'separate'} matrices, {'kept apart ' if equal else ''}as the config says"
     if pair.tied is None and pair.relation.kind is Kind.UNRELATED:
         return "two separate matrices, and nothing claims that they are one"
     if pair.relation.kind is Kind.UNRELATED and pair.tied_v4 is False:

@@ -28,7 +28,7 @@ def printable(text: str) -> str:
 def quantity(nbytes: int) -> str:
     """Decimal units as people write sizes of models: 512 B, 4.1 kB, 272.3 MB, 1.18 GB."""
     value, unit = float(nbytes), "B"
-    for unit in ("B", "kB", "MB", "GB", "TB"):  # noqa: B007
+    for unit in ("B", "kB", "MB", "GB", "TB"):
         if value < 999.5 or unit == "TB":
             break
         value /= 1000

@@ -7,7 +7,6 @@ bfloat16 is the upper half of float32; the 8-bit floats are decoded by a table b
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +25,7 @@ _FLOAT8 = {  # exponent bits, mantissa bits, bias, infinities, FNUZ
     "F8_E4M3FNUZ": (4, 3, 8, False, True),
     "F8_E5M2FNUZ": (5, 2, 16, False, True),
 }
+TINY = 1e-38  # about the smallest normal number of float32 and bfloat16
 
 
 def decodable(dtype: str) -> bool:
@@ -79,52 +79,75 @@ def _float8_table(dtype: str) -> Floats:
     return table.astype(np.float32)
 
 
-def rows(data: TensorBytes, tensor: TensorRecord, numbers: list[int]) -> Floats:
-    """The rows of a 2-D row-major tensor, shape (len(numbers), columns)."""
-    width = tensor.shape[1] * DTYPES[tensor.dtype].bits // 8
-    raw = b"".join(data.read(tensor, number * width, width) for number in numbers)
-    return decode(raw, tensor.dtype).reshape(len(numbers), tensor.shape[1])
+def flat(data: TensorBytes, tensor: TensorRecord, start: int, count: int) -> Floats:
+    """`count` elements of a row-major tensor from element `start`, in the order of storage."""
+    return decode(raw(data, tensor, start, count), tensor.dtype)
 
 
-def elements(data: TensorBytes, tensor: TensorRecord, places: list[tuple[int, int]]) -> Floats:
-    """Single elements of a 2-D row-major tensor."""
+def raw(data: TensorBytes, tensor: TensorRecord, start: int, count: int) -> bytes:
+    """The bytes of these elements."""
     itemsize = DTYPES[tensor.dtype].bits // 8
-    raw = b"".join(data.read(tensor, (row * tensor.shape[1] + column) * itemsize, itemsize) for row, column in places)
-    return decode(raw, tensor.dtype)
+    return data.read(tensor, start * itemsize, count * itemsize)
 
 
 def cosine(a: Floats, b: Floats) -> float:
     """Over all elements, NaN and infinities left out; 0.0 if either side is all zero."""
-    first, second = a.astype(np.float64).ravel(), b.astype(np.float64).ravel()
+    first, second = _doubles(a), _doubles(b)
     good = np.isfinite(first) & np.isfinite(second)
     first, second = first[good], second[good]
     norm = float(np.sqrt(first @ first) * np.sqrt(second @ second))
     return float(first @ second) / norm if norm > 0 else 0.0
 
 
-def factor(a: Floats, b: Floats, tolerance: float) -> float | None:
-    """The constant c for which b = c·a up to the relative `tolerance`; None if there is none (or it is 1 or 0)."""
-    first, second = a.astype(np.float64).ravel(), b.astype(np.float64).ravel()
+def factor(a: Floats, b: Floats, tolerance: float, floor: float = TINY) -> float | None:
+    """The constant c for which b = c·a up to the relative `tolerance` or the absolute `floor`; None if there is none, or it is 1 or 0."""
+    first, second = _doubles(a), _doubles(b)
+    if not (np.isfinite(first).all() and np.isfinite(second).all()):
+        return None
     square = float(first @ first)
-    if not (np.isfinite(square) and square > 0 and np.isfinite(second).all()):
+    if square == 0:
         return None
     c = float(first @ second) / square
-    close = bool(np.all(np.abs(second - c * first) <= tolerance * np.abs(c * first) + 1e-30))
-    return c if close and c != 0 and abs(c - 1) > tolerance else None
+    close = bool(np.all(np.abs(second - c * first) <= tolerance * np.abs(c * first) + floor * max(1.0, abs(c))))
+    return c if close and abs(c) > floor and abs(c - 1) > tolerance else None
 
 
-def same_up_to_rounding(a: Floats, b: Floats, tolerance: float) -> bool:
-    """Every element agrees to the relative `tolerance`, NaN with NaN."""
-    good = np.abs(a - b) <= tolerance * np.maximum(np.abs(a), np.abs(b)) + 1e-30
-    return bool(np.all(good | (np.isnan(a) & np.isnan(b)) | (a == b)))
+def same_up_to_rounding(a: Floats, b: Floats, tolerance: float, floor: float = TINY) -> bool:
+    """Every element agrees to the relative `tolerance` or the absolute `floor`; NaN with NaN, an infinity only with itself."""
+    first, second = _doubles(a), _doubles(b)
+    finite = np.isfinite(first) & np.isfinite(second)
+    with np.errstate(invalid="ignore"):
+        close = np.abs(first - second) <= tolerance * np.maximum(np.abs(first), np.abs(second)) + floor
+    return bool(np.all((finite & close) | (first == second) | (np.isnan(first) & np.isnan(second))))
 
 
-def differing_rows(a: bytes, b: bytes, width: int) -> Any:
+def differing_rows(a: bytes, b: bytes, width: int) -> list[int]:
     """Numbers of the rows (of `width` bytes) that differ."""
     first, second = (np.frombuffer(side, np.uint8).reshape(-1, width) for side in (a, b))
-    return np.flatnonzero((first != second).any(axis=1))
+    numbers: list[int] = np.flatnonzero((first != second).any(axis=1)).tolist()
+    return numbers
+
+
+def equal_rows(a: Floats, b: Floats) -> int:
+    """How many rows agree bit for bit, rows of one number (padding) left out."""
+    same = (a.view(np.uint32) == b.view(np.uint32)).all(axis=1)
+    telling = (a != a[:, :1]).any(axis=1)
+    return int((same & telling).sum())
 
 
 def epsilon(dtype: str) -> float:
     """Relative spacing of the dtype's numbers near 1; twice the worst rounding error."""
-    return {"F64": 2.0**-52, "F32": 2.0**-23, "F16": 2.0**-10, "BF16": 2.0**-7}.get(dtype, 2.0**-2)
+    return {"F64": 2.0**-52, "F32": 2.0**-23, "F16": 2.0**-10, "BF16": 2.0**-7, "F8_E4M3": 2.0**-3, "F8_E4M3FNUZ": 2.0**-3}.get(
+        dtype, 2.0**-2
+    )
+
+
+def smallest(dtype: str) -> float:
+    """The smallest number above zero, below which rounding is absolute and not relative."""
+    return {"F16": 2.0**-24, "F8_E4M3": 2.0**-9, "F8_E5M2": 2.0**-16, "F8_E4M3FNUZ": 2.0**-10, "F8_E5M2FNUZ": 2.0**-17}.get(dtype, TINY)
+
+
+def _doubles(values: Floats) -> NDArray[np.float64]:
+    # a signalling NaN is no reason to write to the user's terminal
+    with np.errstate(invalid="ignore"):
+        return values.astype(np.float64).ravel()

@@ -1,7 +1,8 @@
 """This file holds the largest token id that a tokenizer names, found without building the vocabulary.
 
-tokenizer.json has `added_tokens` (a list of {"id", "content"}) near its begin and `model.vocab` behind it, a map of ids or a
-list (Unigram); of a large file only the added tokens are read, which are the ones that overflow. tokenizer_config.json has `added_tokens_decoder` ({id: {"content"}}).
+tokenizer.json has `added_tokens` (a list of {"id", "content"}) near its begin and `model.vocab` behind it, a map of ids or a list
+(Unigram); of a large file only the added tokens are read, which are the ones that overflow. tokenizer_config.json has
+`added_tokens_decoder` ({id: {"content"}}).
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ CALL, NEW, ONLY = b")R", b")\x81", b""
         ("numpy.testing._private.utils:runstring", CALL, "call"),
         ("__main__:Config", CALL, "call"),
         ("mymodel:activation", CALL, "call"),
-        ("ｏs:system", CALL, "call"),  # noqa: RUF001  NFKC would make it `os`
+        ("ｏs:system", CALL, "call"),  # NFKC would make it `os`
         ("os\n:system", CALL, "call"),
         ("", ONLY, "call"),
     ],
@@ -131,12 +131,28 @@ def test_getattr_of_a_known_class_is_an_enum_member() -> None:
     [
         name("copyreg:_reconstructor") + name("builtins:object") + name("mine:Base") + b"N\x87R",
         name("collections:defaultdict") + name("mine:Base") + b"\x85R",
-        name("torch._tensor:_rebuild_from_type_v2") + name("mine:Base") + name("torch:Tensor")
-        + b")\x87R",
+        name("torch._tensor:_rebuild_from_type_v2") + name("mine:Base") + name("torch:Tensor") + b")\x87R",
     ],
 )
 def test_functions_that_call_their_arguments(opcodes: bytes) -> None:
     assert verdicts(opcodes)["mine.Base"] == "call"
+
+
+def test_calls_are_followed_through_other_calls() -> None:
+    """_rebuild_from_type_v2(f, cls, args, state) calls f(*args), and f may be one that calls its own arguments."""
+    through = name("torch._tensor:_rebuild_from_type_v2")
+    inner = name("copyreg:_reconstructor") + name("torch:Tensor") + name("mine:Run") + name("mine:Base") + b"N\x87}tR"
+    assert verdicts(through + b"(" + inner)["mine.Base"] == "call"
+    fetch = name("builtins:getattr") + name("torch:Tensor") + name("mine:function") + text("x") + b"\x86}tR"
+    assert verdicts(through + b"(" + fetch)["builtins.getattr"] == "call"
+    computed = name("collections:OrderedDict") + b")R" + name("torch:Tensor") + b")}tR"
+    assert verdicts(through + b"(" + computed)["collections.OrderedDict()"] == "call"
+
+
+def test_getattr_that_is_only_handed_on_is_denied() -> None:
+    assert verdicts(name("builtins:getattr"))["builtins.getattr"] == "call"
+    handed_on = verdicts(name("collections:defaultdict") + name("builtins:getattr") + b"\x85R")
+    assert handed_on["builtins.getattr"] == "call"
 
 
 def test_reconstructor_of_a_plain_object_makes_it() -> None:

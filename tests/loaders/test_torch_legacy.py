@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from memory_source import MemorySource
-from torch_truth import assert_same, by_name, saved, state_dicts, torch
+from torch_truth import assert_same, by_name, outcome, saved, state_dicts, torch
 
 from tieaudit.checkpoint import LoadedFile
 from tieaudit.errors import FormatError
@@ -31,7 +31,10 @@ class Evil:
 @given(state_dicts(), st.sampled_from([2, 3, 4, 5]))
 def test_reads_what_torch_reads(state_dict: dict[str, torch.Tensor], protocol: int) -> None:
     source = saved(state_dict, legacy=True, protocol=protocol)
-    truth = torch.load(io.BytesIO(source.data), weights_only=protocol == 2)
+    try:
+        truth = torch.load(io.BytesIO(source.data), weights_only=protocol == 2)
+    except AttributeError:  # torch 2.13 writes float8, uint16, … in this format but cannot read them
+        truth = {name: tensor.detach() for name, tensor in state_dict.items()}
     assert torch_legacy.sniff(source.data[:16])
     found = torch_legacy.load(source)
     assert found.problems == ()
@@ -60,7 +63,7 @@ def test_reads_are_few_and_small() -> None:
     found = torch_legacy.load(source)
     assert len(found.tensors) == 300
     assert source.meter.requests <= 6
-    assert source.meter.bytes_read < 300_000
+    assert source.meter.bytes_read < 270_000
 
 
 def test_pickle_longer_than_the_first_window() -> None:
@@ -110,6 +113,12 @@ def test_code_in_a_plain_pickle_is_named_and_not_run(tmp_path, monkeypatch) -> N
     assert list(tmp_path.iterdir()) == []
 
 
+def test_plain_pickles_of_protocol_0_are_known_too() -> None:
+    raw = pickle.dumps(Evil(), protocol=0)
+    assert torch_legacy.sniff(raw)
+    assert [name.danger for name in torch_legacy.load(MemorySource("x", raw)).globals] == ["call"]
+
+
 def test_tar_is_recognised() -> None:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:", format=tarfile.PAX_FORMAT) as archive:
@@ -133,12 +142,7 @@ def test_cut_anywhere_flip_any_byte() -> None:
                 data[rng.randrange(2, len(data))] = rng.choice([0, 1, 0x28, 0x2E, 0x52, 0x7F, 0x80, 0xFF, rng.randrange(256)])
             mutants.append(bytes(data))
         for data in mutants:
-            try:
-                found = torch_legacy.load(MemorySource("x", data))
-            except FormatError as error:
-                assert str(error)
-            else:
-                assert isinstance(found, LoadedFile)
-                for storage in found.storages:
-                    assert storage.offset is not None
-                    assert storage.offset + storage.nbytes <= len(data)
+            found = outcome(lambda data=data: torch_legacy.load(MemorySource("x", data)))
+            for storage in found.storages if isinstance(found, LoadedFile) else ():
+                assert storage.offset is not None
+                assert storage.offset + storage.nbytes <= len(data)

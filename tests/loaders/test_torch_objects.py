@@ -103,7 +103,7 @@ def test_tensors_repeated_without_end_are_refused() -> None:
     laugh: object = tensor()
     for _ in range(60):
         laugh = [laugh] * 2
-    with pytest.raises(FormatError, match=r"names more than|repeats"):
+    with pytest.raises(FormatError, match="repeats its objects"):
         walk(laugh)
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from memory_source import MemorySource
-from torch_truth import assert_same, by_name, load, saved, scripted, state_dicts, torch
+from torch_truth import assert_same, by_name, load, outcome, saved, scripted, state_dicts, torch
 
 from tieaudit.checkpoint import LoadedFile
 from tieaudit.errors import FormatError
@@ -146,9 +146,12 @@ def test_two_members_of_one_name_are_a_problem() -> None:
 
 
 def test_two_pickles_are_refused() -> None:
-    with warnings.catch_warnings(), pytest.raises(FormatError, match="2 members named"):
-        warnings.simplefilter("ignore")
-        torch_zip.load(repacked(saved({"a": torch.ones(4)}), add={"data.pkl": b"N."}))
+    for name in ("data.pkl", "DATA.PKL"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            source = repacked(saved({"a": torch.ones(4)}), add={name: b"N."})
+        with pytest.raises(FormatError, match="which one is loaded is not certain"):
+            torch_zip.load(source)
 
 
 class Inner(torch.nn.Module):
@@ -383,16 +386,11 @@ def test_cut_anywhere_flip_any_byte() -> None:
                 data[rng.randrange(len(data))] = rng.choice([0, 1, 0x28, 0x2E, 0x52, 0x7F, 0x80, 0xFF, rng.randrange(256)])
             cuts.append(bytes(data))
         for data in cuts:
-            try:
-                found = torch_zip.load(MemorySource("x", data))
-            except FormatError as error:
-                assert str(error)
-            else:
-                assert isinstance(found, LoadedFile)
-                for record in found.tensors:
-                    assert record.offset + (record.nbytes if record.strides is None else 0) <= record.storage.nbytes
-                    place = record.storage.offset
-                    assert place is None or place + record.storage.nbytes <= len(data)
+            found = outcome(lambda data=data: torch_zip.load(MemorySource("x", data)))
+            for record in found.tensors if isinstance(found, LoadedFile) else ():
+                assert record.offset + (record.nbytes if record.strides is None else 0) <= record.storage.nbytes
+                place = record.storage.offset
+                assert place is None or place + record.storage.nbytes <= len(data)
 
 
 def test_sniff() -> None:

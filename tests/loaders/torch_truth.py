@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from memory_source import MemorySource
 
 from tieaudit.checkpoint import LoadedFile, TensorRecord
+from tieaudit.errors import FormatError
 from tieaudit.loaders import torch_legacy, torch_zip
 
 torch = pytest.importorskip("torch")
@@ -43,6 +45,14 @@ def load(source: MemorySource) -> LoadedFile:
         return torch_zip.load(source)
     assert torch_legacy.sniff(head)
     return torch_legacy.load(source)
+
+
+def outcome(load_one: Callable[[], object]) -> object:
+    """What comes out, or the FormatError; any other exception is the caller's failure."""
+    try:
+        return load_one()
+    except FormatError as error:
+        return error
 
 
 def by_name(found: LoadedFile) -> dict[str, TensorRecord]:
@@ -94,9 +104,7 @@ def _values(source: MemorySource, record: TensorRecord, dtype: torch.dtype) -> b
 def state_dicts(draw: st.DrawFn) -> dict[str, torch.Tensor]:
     """State dicts whose tensors are whole storages and views of them: slices, transposes, expansions, empties."""
     names = draw(st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=8, unique=True))
-    bases = [
-        torch.arange(draw(st.integers(0, 24))).to(draw(st.sampled_from(list(DTYPES)))) for _ in range(draw(st.integers(1, 4)))
-    ]
+    bases = [torch.arange(draw(st.integers(0, 24))).to(draw(st.sampled_from(list(DTYPES)))) for _ in range(draw(st.integers(1, 4)))]
     return {name: _view(draw, draw(st.sampled_from(bases))) for name in names}
 
 
@@ -130,7 +138,7 @@ def run_limited(code: str, *, megabytes: int = 300) -> str:
     limit = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({megabytes << 20},) * 2)\n"
     path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(  # noqa: S603  our own code
+        done = subprocess.run(
             [sys.executable, "-c", limit + code],
             capture_output=True, text=True, timeout=60, cwd=folder, env={"PYTHONPATH": path}, check=False,
         )  # fmt: skip

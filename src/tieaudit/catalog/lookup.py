@@ -94,10 +94,13 @@ def find(name: str) -> Architecture | None:
     entry = None if name.startswith(("@", "#")) else _line(name)
     if entry is None:
         return None
+    # a name that another end has on disk is no second spelling: transformers 4 stores one matrix under it
+    taken = {name for tie in entry.get("ties", ()) for name in (tie["canonical"], tie["alias"])}
     other: dict[str, tuple[str, ...]] = {}
     for field_name in ("names", "v4_names"):
         for disk, also in entry.get(field_name, {}).items():
-            other[disk] = (*other.get(disk, ()), also)
+            if also not in taken:
+                other[disk] = (*other.get(disk, ()), also)
     return Architecture(
         name=name,
         model_type=entry.get("model_type", ""),

@@ -5,6 +5,7 @@ Nothing here knows an architecture: pairs, names, truth tables and patterns all 
 
 from __future__ import annotations
 
+import functools
 import gzip
 import itertools
 import json
@@ -39,7 +40,8 @@ def merge(v5: Json, v4: Json) -> Iterator[str]:
         yield f"{name}\t{_dumps(entries[name])}"
     by_type: dict[str, list[str]] = defaultdict(list)
     for name, found in entries.items():
-        by_type[found["model_type"]].append(name)
+        if found["model_type"]:
+            by_type[found["model_type"]].append(name)
     for model_type in sorted(by_type):
         yield f"@{model_type}\t{_dumps(sorted(by_type[model_type], key=_rank))}"
 
@@ -67,7 +69,11 @@ def entry(v5: Json, v4: Json | None) -> Json:
             pairs.append((embedding, head))
     rows = [_Row(pair, now, then, keys) for pair in dict.fromkeys(pairs)]
     rows = [row for row in rows if row.stored]
-    deciding = [at for at in range(len(keys)) if any(_varies(t, at, len(keys)) for row in rows for t in row.tables)]
+    deciding = [
+        at
+        for at in range(len(keys))
+        if any(_varies(table, at, len(keys), "-" if row.loose else "") for row in rows for table in row.tables)
+    ]
     ties = [_tie(row, deciding, len(keys)) for row in rows]
     ties = fold(ties, _names(now))
     if deciding:
@@ -84,6 +90,9 @@ def entry(v5: Json, v4: Json | None) -> Json:
     types = {path: kind for path, kind in v5["types"].items() if any(key.startswith(f"{path}.") for key in made.get("keys", ()))}
     if types:
         made["types"] = types
+    kept = sorted({row.v4_kept for row in rows if row.v4_kept})
+    if kept:
+        made["v4_kept"] = kept
     if v5.get("layout"):
         made["layout"] = v5["layout"]
     return made
@@ -192,6 +201,7 @@ class _Row:
             old = tuple(then.find(name, now) or name for name in pair)
             self.v4 = then.truth((old[0], old[1]), keys)
             self.v4_kept = _kept_by(then, old, self.disk)
+        self.loose = self.role not in ("embedding", "embedding-head")  # whether it exists is not worth a key
         self.tables = [self.v5] + ([self.v4] if self.v4 else [])
 
 
@@ -211,40 +221,62 @@ def _tie(row: _Row, deciding: Sequence[int], count: int) -> Json:
     tie["v5"] = _reduced(row.v5, deciding, count)
     if row.v4 is not None:
         tie["v4"] = _reduced(row.v4, deciding, count)
-    if row.v4_kept:
-        tie["v4_keeps"] = "alias"
     tie["names"] = row.pair
     return tie
 
 
 def _role(pair: Pair, reading: _Reading) -> str:
     kinds: dict[str, str] = reading.seen["kinds"]
-    ends = {reading.end("embedding"), reading.end("head")}
-    canonical, alias = pair
-    if pair[1].endswith("bias") or pair[0].endswith("bias"):
-        head = reading.end("head") or ""
-        near = any(name.rpartition(".")[0].startswith(head.rpartition(".")[0].partition(".decoder")[0]) for name in pair)
-        if head and near and not any(_INTEGER.search(name) for name in pair):
-            return "bias"
-    found = {kinds.get(canonical), kinds.get(alias)}
-    if reading.end("head") in pair or (found == {"embedding", "linear"}):
-        return "embedding-head"
-    if found == {"embedding"} or (ends & set(pair) and "embedding" in found):
+    found = {kinds.get(name) for name in pair}
+    indexed = any(_INTEGER.search(name) for name in pair)
+    if any(name.rpartition(".")[2] == "bias" for name in pair) and _heads(reading) & {_module(name) for name in pair}:
+        return "bias"
+    if found == {"embedding"} and not indexed:
         return "embedding"
+    if reading.end("head") in pair or found == {"embedding", "linear"}:
+        return "embedding-head"
     return "layer" if all(_BLOCK.search(name) and _INTEGER.search(name) for name in pair) else "other"
 
 
-def _varies(table: str, at: int, count: int) -> bool:
+def _heads(reading: _Reading) -> set[str]:
+    """Return the modules that hold an output embedding: the declared one and every linear layer tied to an embedding."""
+    kinds: dict[str, str] = reading.seen["kinds"]
+    heads = {_module(reading.end("head") or "")}
+    for groups in reading.groups:
+        for group in groups:
+            if any(kinds.get(name) == "embedding" for name in group):
+                heads |= {_module(name) for name in group if kinds.get(name) == "linear"}
+    return heads - {""}
+
+
+def _module(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _varies(table: str, at: int, count: int, free: str) -> bool:
+    """Whether a key changes the answer; from or to a `free` answer is no change."""
     step = 3 ** (count - 1 - at)
-    return any(table[n] != table[n + step] for n in range(len(table)) if n // step % 3 < 2)
+    for start in range(len(table)):
+        if start // step % 3 == 0:
+            states = {table[start + state * step] for state in range(3)} - set(free)
+            if len(states) > 1:
+                return True
+    return False
 
 
 def _reduced(table: str, deciding: Sequence[int], count: int) -> str:
-    """Return a table over the deciding keys only, one character where nothing decides."""
-    chars = []
+    """Return a table over the deciding keys only, one character where nothing decides.
+
+    A key that only brings a name into being does not decide: the answer is that of the state in which the name exists.
+    """
+    chars: list[str] = []
     for states in itertools.product(range(3), repeat=len(deciding)):
-        at = sum(state * 3 ** (count - 1 - key) for state, key in zip(states, deciding, strict=True))
-        chars.append(table[at])
+        fixed = dict(zip(deciding, states, strict=True))
+        possible = [
+            table[sum(state * 3 ** (count - 1 - at) for at, state in enumerate(every))]
+            for every in itertools.product(*([fixed[at]] if at in fixed else range(3) for at in range(count)))
+        ]
+        chars.append(next((char for char in possible if char != "-"), "-"))
     return chars[0] if len(set(chars)) == 1 else "".join(chars)
 
 
@@ -257,12 +289,36 @@ def fold(ties: Sequence[Json], names: frozenset[str]) -> list[Json]:
     alike: dict[tuple[Any, ...], list[Json]] = defaultdict(list)
     for tie in ties:
         shape = tuple(_INTEGER.sub("#", name) for name in (tie["canonical"], tie["alias"], *tie["names"]))
-        alike[(*shape, tie["role"], tie["v5"], tie.get("v4"), tie.get("v4_keeps"))].append(tie)
+        alike[(*shape, tie["role"], "v4" in tie)].append(tie)
     folded: list[Json] = []
-    for members in alike.values():
-        pattern = _pattern(members, names) if len(members) > 1 else None
-        folded += [pattern] if pattern else members
+    for same_shape in alike.values():
+        for members in _compatible(same_shape):
+            pattern = _pattern(members, names) if len(members) > 1 else None
+            folded += [pattern] if pattern else members
     return folded
+
+
+def _compatible(ties: Sequence[Json]) -> list[list[Json]]:
+    """Return the ties in runs whose truth tables nowhere contradict: a name may exist in some states only."""
+    runs: list[list[Json]] = []
+    for tie in ties:
+        for run in runs:
+            if all(_union(one[version], tie[version]) for one in run for version in ("v5", "v4") if version in tie):
+                run.append(tie)
+                break
+        else:
+            runs.append([tie])
+    return runs
+
+
+def _union(one: str, two: str) -> str:
+    """Return one truth table for two, "" where they contradict."""
+    length = max(len(one), len(two))
+    one, two = (table * length if len(table) == 1 else table for table in (one, two))
+    if any(a != b and "-" not in (a, b) for a, b in zip(one, two, strict=True)):
+        return ""
+    table = "".join(b if a == "-" else a for a, b in zip(one, two, strict=True))
+    return table[0] if len(set(table)) == 1 else table
 
 
 def _pattern(members: Sequence[Json], names: frozenset[str]) -> Json | None:
@@ -289,7 +345,8 @@ def _pattern(members: Sequence[Json], names: frozenset[str]) -> Json | None:
     matcher = re.compile(re.sub(r"\\\{.\\\}", r"\\d+", re.escape(texts[1])))
     if any(matcher.fullmatch(name) and name not in covered for name in names):
         return None
-    return {**members[0], "canonical": texts[0], "alias": texts[1], "names": (texts[2], texts[3])}
+    tables = {v: functools.reduce(_union, (tie[v] for tie in members)) for v in ("v5", "v4") if v in members[0]}
+    return {**members[0], **tables, "canonical": texts[0], "alias": texts[1], "names": (texts[2], texts[3])}
 
 
 def _marked(name: str, marks: Sequence[str | None]) -> str:

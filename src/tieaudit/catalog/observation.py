@@ -27,6 +27,7 @@ from tieaudit.catalog.tiny import Json, Path
 
 FLAG = "tie_word_embeddings"
 STATES: tuple[bool | None, ...] = (True, False, None)  # None: config.json does not have the key
+FIRST_CONSTANT = 5_003  # far from what a buffer starts with
 MAX_EXTRA = 256  # rows of a matrix beyond the config's own count; Mllama has 8
 MAX_KEYS = 5  # 243 builds; the widest architecture has fewer deciding keys
 _INTEGER = re.compile(r"(^|\.)\d+(?=\.|$)")
@@ -113,6 +114,14 @@ class Structure:
         common = self.names & other.names
         return _restricted(self.groups, common) != _restricted(other.groups, common)
 
+    def adds(self, other: Structure) -> bool:
+        """Whether one side has tied names that the other side does not have at all."""
+        if not self.names or not other.names:
+            return False
+        return any(name not in other.names for group in self.groups for name in group) or any(
+            name not in self.names for group in other.groups for name in group
+        )
+
 
 def _restricted(groups: type_groups, names: frozenset[str]) -> set[tuple[str, ...]]:
     kept = {tuple(name for name in group if name in names) for group in groups}
@@ -158,9 +167,12 @@ class _Probe:
         for path in switches:
             if any(self._matters(start, path) for start in starts):
                 keys[path] = None
-        for path in _booleans(self.config):
-            if path not in switches and any(self._matters(start, path) for start in (starts[0], {})):
-                keys[path] = None
+        others = [path for path in _booleans(self.config) if path not in switches]
+        for _ in range(2):  # twice: a boolean may be accepted only together with another one
+            base = {**starts[0], **{path: True for path in keys if path in others}}
+            for path in others:
+                if path not in keys and any(self._matters(start, path, adding=True) for start in (base, {})):
+                    keys[path] = None
         ordered = sorted(keys, key=lambda path: (path[-1] != FLAG, len(path), path))
         return ordered[:MAX_KEYS]
 
@@ -173,9 +185,10 @@ class _Probe:
                 found[".".join(path)] = value
         return found
 
-    def _matters(self, start: Mapping[Path, Any], path: Path) -> bool:
+    def _matters(self, start: Mapping[Path, Any], path: Path, *, adding: bool = False) -> bool:
         outcomes = [self.at({**start, path: state}) for state in STATES]
-        return any(first.contradicts(second) for first, second in itertools.combinations(outcomes, 2))
+        pairs = itertools.combinations(outcomes, 2)
+        return any(one.contradicts(two) or (adding and one.adds(two)) for one, two in pairs)
 
 
 def _instance(cls: type[PreTrainedModel], like: Json | None) -> tuple[PreTrainedModel, Json, bool]:
@@ -245,8 +258,12 @@ def kinds(model: PreTrainedModel, names: Iterable[str]) -> Json:
             module = model.get_submodule(path)
         except AttributeError:
             continue
-        linear = isinstance(module, nn.Linear) or (leaf == "weight" and hasattr(module, "out_features"))
-        found[name] = "embedding" if isinstance(module, nn.Embedding) else "linear" if linear else "other"
+        if leaf != "weight":
+            found[name] = "other"
+        elif isinstance(module, nn.Embedding):
+            found[name] = "embedding"
+        else:
+            found[name] = "linear" if isinstance(module, nn.Linear) or hasattr(module, "out_features") else "other"
     return found
 
 
@@ -258,11 +275,11 @@ def _interesting(structures: Sequence[Structure], *more: str | None) -> list[str
 def _rows(cls: type[PreTrainedModel], config: Json, name: str) -> list[Any] | None:
     """Return the config path whose value gives the row count of a matrix, and the rows beyond it, found by adding to it."""
     before = tiny.build(cls, config).get_parameter(name).shape[0]
-    for path in _integers(config):
-        value = tiny.get(config, path)
-        if not 0 <= before - value <= MAX_EXTRA:
-            continue
-        changed = tiny.with_values(config, {path: value + 5})
+    near = [path for path in _integers(config) if 0 <= before - tiny.get(config, path) <= MAX_EXTRA]
+    named = [path for path in near if "vocab" in path[-1]]  # some classes insist that all of these are equal
+    for paths in ([path] for path in near) if len(named) < 2 else [*([path] for path in near), named]:
+        path, value = paths[0], tiny.get(config, paths[0])
+        changed = tiny.with_values(config, {each: tiny.get(config, each) + 5 for each in paths})
         try:
             model = tiny.build(cls, changed)
             after = model.get_parameter(name).shape[0]
@@ -295,7 +312,7 @@ def _saved(cls: type[PreTrainedModel], config: Json, structure: Structure) -> Js
     try:
         model = tiny.build(cls, config)
         if tiny.numel(model) > tiny.MAX_REAL:
-            return {"reason": "too large"}
+            return {"reason": "too large", **_declared(model, structure)}
         model = tiny.build(cls, config, "cpu")
         if Structure(model) != structure:
             return {"reason": "ties differ on the CPU"}
@@ -308,6 +325,16 @@ def _saved(cls: type[PreTrainedModel], config: Json, structure: Structure) -> Js
     kept = [[name for name in group if disk.get(name) in tied] for group in structure.groups]
     return {"disk": {name: stored for name, stored in disk.items() if stored != name}, "kept": kept,
             "lost": sorted(structure.names - disk.keys())}
+
+
+def _declared(model: PreTrainedModel, structure: Structure) -> Json:
+    """Return the kept names by declaration, for an instance too large to be saved: those that no pattern drops."""
+    patterns: list[str] = []
+    for prefix, module in model.named_modules():
+        if isinstance(module, PreTrainedModel):
+            patterns += [f"{prefix}.{key}" if prefix else key for key in getattr(module, "_tied_weights_keys", None) or ()]
+    kept = [[name for name in group if not any(re.search(p, name) for p in patterns)] for group in structure.groups]
+    return {"kept": kept}
 
 
 def disk_names(model: PreTrainedModel) -> dict[str, str]:
@@ -323,7 +350,7 @@ def disk_names(model: PreTrainedModel) -> dict[str, str]:
     parameters = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     return {
         name: by_value[value][0]
-        for value, name in enumerate(parameters, start=1)
+        for value, name in enumerate(parameters, start=FIRST_CONSTANT)
         if len(by_value.get(value, ())) == 1
     }
 
@@ -344,7 +371,7 @@ def _files(model: PreTrainedModel, *, constants: bool) -> dict[str, float]:
         _unshare_modules(model)
         names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
         with torch.no_grad():
-            for value, name in enumerate(names, start=1):
+            for value, name in enumerate(names, start=FIRST_CONSTANT):
                 path, _, leaf = name.rpartition(".")
                 old = model.get_parameter(name)
                 new = nn.Parameter(torch.full(old.shape, float(value), dtype=torch.float32), requires_grad=False)

@@ -8,6 +8,7 @@ architectures check one field against another. The same rules work under transfo
 from __future__ import annotations
 
 import copy
+import importlib.util
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ VOCAB = 131  # rows; a prime that no other tiny dimension has, so that a vocabul
 HIDDEN = 64
 LAYERS = 3  # the least that tells "the same integer on both sides" from "any integer"
 HEADS = 4
-MAX_REAL = 60_000_000  # parameters; larger instances stay on the meta device
+MAX_REAL = 240_000_000  # parameters; larger instances stay on the meta device
 
 # Written by the library at save time or not a property of the architecture.
 _DROPPED = {"transformers_version", "architectures", "dtype", "torch_dtype", "_name_or_path", "id2label", "label2id"}
@@ -35,9 +36,10 @@ _DROPPED |= {"_attn_implementation_autoset", "_commit_hash", "experts_implementa
 
 # Group, pattern of the field name, new value. An integer is only ever made smaller. Order matters: first match wins.
 _RULES: Sequence[tuple[str, str, int]] = (
+    ("layers", r"num_kv_shared_layers", 0),  # the other layers must keep one of every kind
     ("layers", r"(num_)?(hidden_)?layers|n_layers?|depth|.*_(num_)?(hidden_)?layers|num_layers_.*|.*_depth", LAYERS),
-    ("layers", r"num_(encoder|decoder|text|vision)?_?blocks|num_nextn_predict_layers|max_(encoder|decoder)_layers", LAYERS),
-    ("vocab", r"(.*_)?vocab_size(_.*)?|tgt_vocab_size|entity_vocab_size|n_vocab", VOCAB),
+    ("layers", r"num_(encoder|decoder|text|vision)?_?blocks|num_nextn_predict_layers|max_(encoder|decoder)_layers|num_self_attends_per_block", LAYERS),
+    ("vocab", r"(.*_)?vocab_size(_.*)?|tgt_vocab_size|entity_vocab_size|n_vocab|.*_group_vocab|ngram_vocab_size_base", VOCAB),
     ("experts", r"(num|n|moe_num|num_local|n_routed|num_routed|moe)_?(routed_|local_)?experts", 4),
     ("experts", r".*experts_per_tok(en)?|(moe_)?top_?k|router_top_k|moe_k|num_selected_experts|num_experts_per_tok", 2),
     ("experts", r"n_group|topk_group|num_expert_group(s)?", 1),
@@ -50,7 +52,10 @@ _RULES: Sequence[tuple[str, str, int]] = (
     ("ffn", r"(.*_)?(mlp|feedforward|feed_forward|ff)_(dim|size|hidden_size|hidden_dim)|dim_feedforward|ffn_dim", 96),
     ("hidden", r"(.*_)?hidden_(size|dim)|(.*_)?d_model|n_embd|n_embed|dim|(.*_)?embed_dim|(.*_)?embedding_(size|dim)", HIDDEN),
     ("hidden", r"emb_dim|out_hidden_size|(.*_)?projection_(dim|size)|word_embed_proj_dim|(.*_)?embed(ding)?_size", HIDDEN),
-    ("hidden", r"(.*_)?lru_width|cross_attention_dim|(.*_)?hidden_channels|d_embed|proj_codevector_dim|output_dim", HIDDEN),
+    ("hidden", r"(.*_)?lru_width|cross_attention_dim|(.*_)?hidden_channels|d_embed|proj_codevector_dim|output_dim|d_latents", HIDDEN),
+    ("hidden", r"codebook_dim|vector_quantization_hidden_dimension|upsample_groups|input_size|.*_hidden_size_global", HIDDEN),
+    ("hidden", r"base_channels|decoder_channels", 32),
+    ("hidden", r"(n|num)_filters", 8),
     ("positions", r"(.*_)?max_position_embeddings|n_positions|n_ctx|max_(source|target)_positions|max_seq_len|.*max_length", 128),
     ("positions", r"codebook_size|num_codevectors_per_group|.*_num_embeddings|(.*_)?num_embeddings", 64),
 )
@@ -66,6 +71,7 @@ _FALLBACKS: Sequence[frozenset[str]] = (
     frozenset({"ffn", "positions", "rank"}),
     frozenset({"heads", "headdim", "hidden", "rank"}),
     frozenset({"layers"}),
+    frozenset({"vocab", "tokens"}),
     frozenset({"heads", "headdim", "hidden", "ffn", "positions", "rank", "experts"}),
     frozenset({"heads", "headdim", "hidden", "ffn", "positions", "rank", "experts", "layers"}),
     frozenset({"heads", "headdim", "hidden", "ffn", "positions", "rank", "experts", "layers", "vocab", "tokens"}),
@@ -76,8 +82,35 @@ class NotBuilt(Exception):
     """No config of this class could be turned into a model; the argument says why."""
 
 
+class _Tower(PreTrainedModel):
+    """Stands in for a vision tower of timm, which has no text weights, where timm is not installed."""
+
+    config_class = transformers.PretrainedConfig
+    main_input_name = "pixel_values"
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.projection = torch.nn.Linear(2, 2)
+        self.num_features = 64
+        self.post_init()
+
+    def _init_weights(self, module: Any) -> None:
+        pass
+
+
+def _stand_in() -> None:
+    if importlib.util.find_spec("timm") is None:
+        for name in ("TimmWrapperConfig", "Gemma3nVisionConfig"):
+            config_class = getattr(transformers, name, None)
+            if config_class is not None:
+                tower = type(_Tower.__name__, (_Tower,), {"config_class": config_class})
+                transformers.AutoModel.register(config_class, tower, exist_ok=True)
+                transformers.AutoModelForImageClassification.register(config_class, tower, exist_ok=True)
+
+
 def architectures() -> dict[str, type[PreTrainedModel]]:
     """Return every concrete model class that transformers exports or names in an auto mapping, by name, sorted."""
+    _stand_in()
     found: dict[str, type[PreTrainedModel]] = {}
     for name in {*dir(transformers), *_mapped_names()}:
         cls = getattr(transformers, name, None)
@@ -106,7 +139,7 @@ def default_config(cls: type[PreTrainedModel]) -> Json:
     required = usable.REQUIRED.get(config_class.model_type)
     config = config_class.from_dict(copy.deepcopy(dict(required))) if required else config_class()
     plain = _without_dropped(json.loads(json.dumps(config.to_dict(), default=str)))
-    return _usable(plain) | usable.OF_CLASS.get(cls.__name__, {})
+    return _merged(_usable(plain), usable.OF_CLASS.get(cls.__name__, {}))
 
 
 def tiny_configs(cls: type[PreTrainedModel]) -> Iterator[Json]:
@@ -122,22 +155,27 @@ def tiny_configs(cls: type[PreTrainedModel]) -> Iterator[Json]:
 
 def shrink(config: Json, dropped: frozenset[str] = frozenset()) -> Json:
     """Return a copy of a config with every dimension made small, except for the dropped groups of rules."""
-    depth = max((value for name, value in config.items() if _group(name) == "layers" and _is_int(value)), default=0)
+    depths = {value for name, value in config.items() if _group(name) == "layers" and _is_int(value) and value > LAYERS}
     small: Json = {}
     for name, value in config.items():
         if isinstance(value, dict):
             small[name] = shrink(value, dropped)
-            if depth > LAYERS and "layers" not in dropped:  # keyed by layer number
+            if depths and "layers" not in dropped:  # keyed by layer number
                 small[name] = {k: v for k, v in small[name].items() if not k.isdigit() or int(k) < LAYERS}
         elif isinstance(value, list) and value and isinstance(value[0], dict):
             small[name] = [shrink(item, dropped) if isinstance(item, dict) else item for item in value]
-        elif isinstance(value, list) and len(value) == depth > LAYERS and "layers" not in dropped:
+        elif name == "mrope_section" and "headdim" not in dropped:
+            small[name] = [3, 3, 2]  # half the head dimension in three parts
+        elif isinstance(value, list) and len(value) in depths and "layers" not in dropped:
             # One entry per layer: keep the first kinds and the last, so that hybrids keep both of theirs.
-            small[name] = [*value[: LAYERS - 1], value[-1]]
+            small[name] = [_shrunk(name, [item], dropped)[0] for item in (*value[: LAYERS - 1], value[-1])]
         elif _TOKEN.match(name) and "tokens" not in dropped and _is_int(value) and value >= VOCAB - 1:
             small[name] = value % 100 + 5
         else:
             small[name] = _shrunk(name, value, dropped)
+    if config.get("num_key_value_heads") == config.get("num_attention_heads") and "heads" not in dropped:
+        for name in {"num_key_value_heads", "num_attention_heads"} & small.keys():
+            small[name] = small["num_attention_heads"]  # classes without grouped queries check that both are equal
     for expand, heads, head_dim in _SPLIT:
         if all(_is_int(small.get(name)) for name in (expand, heads, head_dim, "hidden_size")):
             # State space layers check heads x head dimension against expansion x hidden size.
@@ -222,10 +260,15 @@ def with_values(config: Json, values: Mapping[Path, Any]) -> Json:
 def _usable(config: Json) -> Json:
     """Return a config with unusable values replaced, at every level, by the values of its model type."""
     plain = {name: _usable(value) if isinstance(value, dict) else value for name, value in config.items()}
-    for name, value in usable.VALUES.get(str(config.get("model_type")), {}).items():
-        old = plain.get(name)
-        plain[name] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
-    return plain
+    return _merged(plain, usable.VALUES.get(str(config.get("model_type")), {}))
+
+
+def _merged(config: Json, values: Mapping[str, Any]) -> Json:
+    changed = dict(config)
+    for name, value in values.items():
+        old = changed.get(name)
+        changed[name] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
+    return changed
 
 
 def _group(name: str) -> str:
@@ -239,8 +282,8 @@ def _shrunk(name: str, value: Any, dropped: frozenset[str]) -> Any:
                 return value
             if _is_int(value):
                 return min(value, small)
-            if group in {"hidden", "ffn"} and isinstance(value, list) and all(map(_is_int, value)):
-                return value
+            if group == "ffn" and isinstance(value, list) and all(map(_is_int, value)):
+                return [min(item, small) for item in value]
             return value
     return value
 

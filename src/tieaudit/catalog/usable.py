@@ -15,7 +15,6 @@ _BERT: Json = {"model_type": "bert"}
 _DECODER: Json = {"model_type": "bert", "is_decoder": True, "add_cross_attention": True}
 _RESNET: Json = {"use_timm_backbone": False, "backbone": None, "backbone_config": {"model_type": "resnet", "out_features": ["stage2", "stage3", "stage4"], "out_indices": [2, 3, 4]}}
 _RESNET_ONE: Json = {**_RESNET, "backbone_config": {"model_type": "resnet", "out_features": ["stage4"], "out_indices": [4]}}
-_SIGLIP: Json = {"model_type": "siglip_vision_model"}
 _MUSIC: Json = {"text_encoder": {"model_type": "t5"}, "audio_encoder": {"model_type": "encodec"}}
 
 # Classes that have no default at all: what the constructor needs.
@@ -38,9 +37,6 @@ REQUIRED: Mapping[str, Json] = {
             "num_hidden_layers": 3,
         }
     },
-    "fast_vlm": {"vision_config": _SIGLIP},
-    "gemma3n": {"vision_config": _SIGLIP},
-    "perception_lm": {"vision_config": _SIGLIP},
 }
 
 # By model type, at the top or nested: values that replace an unusable default.
@@ -52,6 +48,16 @@ VALUES: Mapping[str, Json] = {
     "chameleon": {"vocabulary_map": {"<image>": 4}},
     "emu3": {"vocabulary_map": {"<image>": 4}},
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
+    "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 96},
+    "qwen4_exp_text": {
+        "indexer_n_heads": 4,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 256,
+        "indexer_budget": 16,
+        "indexer_compress_ratio": 4,
+    },
+    "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": 96},
+    "timm_wrapper": {"model_args": {"embed_dim": 64}},
     "dbrx": {"attn_config": {"rope_theta": 10000.0}},
     "deepseek_ocr2_text": {"mlp_layer_types": ["dense"] * 2 + ["sparse"] * 10},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
@@ -72,8 +78,12 @@ VALUES: Mapping[str, Json] = {
     "deformable_detr": _RESNET,
 }
 
-# By class: a config value on which the class insists.
+# By class: a config value on which the class insists, or one that its config class forgets.
 OF_CLASS: Mapping[str, Json] = {
+    "BridgeTowerForContrastiveLearning": {"logit_scale_init_value": 2.6592},
+    "Qwen3OmniMoeForConditionalGeneration": {"talker_config": {"spatial_merge_size": 2}},
+    "Qwen3OmniMoeTalkerForConditionalGeneration": {"spatial_merge_size": 2},
+    "Wav2Vec2ConformerForCTC": {"vocab_size": 131},
     "ReformerModelWithLMHead": {"is_decoder": True},
     "T5GemmaEncoderModel": {"is_encoder_decoder": False},
     "ViltForImagesAndTextClassification": {"num_images": 2, "modality_type_vocab_size": 3},

@@ -24,12 +24,14 @@ class DefaultGroup(click.Group):
             args = ["audit", *args]
         return super().parse_args(ctx, args)
 
-    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_usage(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write_usage("tieaudit", "[OPTIONS] TARGET  |  rules [CODE|NAME]")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The options of an audit stand here too: it is what nearly everyone runs."""
-        records = [param.get_help_record(ctx) for param in (*audit_command.params, *self.get_params(ctx)) if isinstance(param, click.Option)]
+        records = [
+            param.get_help_record(ctx) for param in (*audit_command.params, *self.get_params(ctx)) if isinstance(param, click.Option)
+        ]
         with formatter.section("Options"):
             formatter.write_dl([record for record in records if record])
         self.format_commands(ctx, formatter)
@@ -39,8 +41,7 @@ class DefaultGroup(click.Group):
     cls=DefaultGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
-    epilog="Exit codes: 0 nothing at or above --fail-on, 1 findings at or above it, "
-    "2 everything else.",
+    epilog="Exit codes: 0 nothing at or above --fail-on, 1 findings at or above it, 2 everything else.",
 )
 @click.version_option(__version__, message="tieaudit %(version)s")
 def cli() -> None:
@@ -81,7 +82,7 @@ def _run(args: list[str]) -> int:
         # the reader (`| head`) has gone; Python would complain once more when it flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 2
-    except Exception as error:  # noqa: BLE001  the one wrapper: a crash is exit 2 and one line
+    except Exception as error:
         if os.environ.get("TIEAUDIT_DEBUG"):
             raise
         click.echo(f"tieaudit: internal error: {type(error).__name__}: {error} (TIEAUDIT_DEBUG=1 shows where; please report it)", err=True)

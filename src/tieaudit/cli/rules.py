@@ -20,7 +20,5 @@ def rules_command(rule: str | None) -> None:
         codes = matching([rule], "rules")
     except OptionError as error:
         raise click.UsageError(str(error)) from None
-    pages = [
-        f"{one.code} {one.name} ({one.severity.value})\n\n{one.page}\n" for one in all_rules() if one.code in codes
-    ]
+    pages = [f"{one.code} {one.name} ({one.severity.value})\n\n{one.page}\n" for one in all_rules() if one.code in codes]
     click.echo("\n".join(pages), nl=False)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..relations import Evidence
+from ..config import Config
+from ..kinds import Evidence, Kind
 from ..report import Severity
 from ..text import listed, printable
 from .rule import Case, EditionCase, Problem, places, rule
@@ -47,20 +48,20 @@ def _disagreement(group: list[Situation], writer: int | None) -> Iterator[Proble
     if first.tied and absent:
         names = listed(situation.name for situation in absent)
         yield Problem(
-            message=f"{first.group.source} for transformers 5; transformers 4 reads the config otherwise and starts with a random {names}",
+            message=f"transformers 5: {first.group.source}; transformers 4: not tied, so it starts with random values for {names}",
             severity=Severity.NOTE if written_by_5 or first.group.always else Severity.ERROR,
             tensors=places(first.holder) if first.holder else (),
-            fix=fix,
+            fix=None if first.group.always else fix,
         )
     if apart and not (first.tied and first.group.always):
         names = listed(situation.name for situation in apart)
         what = (
-            f"{first.group.source} for transformers 5, which finds {names} different and keeps both; transformers 4 reads it as untied"
+            f"{first.group.source}, but finds {names} different and keeps both; transformers 4: not tied"
             if first.tied
-            else f"{first.group.source} for transformers 5; transformers 4 reads it as tied and drops {names} without a word"
+            else f"{first.group.source}; transformers 4: tied, so it drops {names} without a word"
         )
         yield Problem(
-            message=what,
+            message=f"transformers 5: {what}",
             severity=Severity.WARNING if first.tied else Severity.NOTE if written_by_5 else Severity.ERROR,
             tensors=tuple(place for situation in apart if situation.second for place in places(situation.second)),
             evidence=Evidence.SAMPLED,
@@ -82,22 +83,35 @@ def row_mismatch(case: Case) -> Iterator[Problem]:
         rows = dict(claim.rows)
         for group in (state.group for state in edition_case.ties):
             if group.role == "bias" and claim.head in rows and claim.head is not None:
-                rows.update({name: rows[claim.head] for name in group.names})
-        told = set()
+                rows.update(dict.fromkeys(group.names, rows[claim.head]))
+        told = set(_transposed(edition_case))
         for name, (count, key) in rows.items():
             matrix = stored.find(name, claim.other_names)
             if matrix is None or matrix.packed or matrix.main.numel == 0 or matrix.name in told:
                 continue
             told.add(matrix.name)
             have = matrix.main.shape[0] if matrix.main.shape else 1
-            # a transposed matrix is transposed-head's
-            if have != count and count not in matrix.main.shape:
+            if have != count and have not in _other_sizes(case.config):
                 yield Problem(
                     message=f"{matrix.name} has {have:,} rows, but {key} is {count:,}",
                     tensors=places(matrix),
                     fix="resize both ends to one number of rows and write it into config.json",
                 )
         yield from _partners(edition_case, told)
+
+
+def _other_sizes(config: Config | None) -> set[int]:
+    """Vocabulary sizes under further keys: a decoder of its own (`decoder_vocab_size`), a target language (`tgt_vocab_size`)."""
+    values = config.data.items() if config else ()
+    return {value for key, value in values if key.endswith("_vocab_size") and type(value) is int}
+
+
+def _transposed(edition_case: EditionCase) -> Iterator[str]:
+    """Heads of which transposed-head speaks."""
+    for state in edition_case.ties:
+        for pair in state.pairs:
+            if pair.relation.kind is Kind.TRANSPOSED:
+                yield pair.second.name
 
 
 def _partners(edition_case: EditionCase, told: set[str]) -> Iterator[Problem]:

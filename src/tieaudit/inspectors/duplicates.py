@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ..checkpoint import TensorRecord
-from ..relations import Evidence, Kind
+from ..checkpoint import LoadedFile, TensorRecord
+from ..kinds import Evidence, Kind
 from ..report import Severity
 from ..text import exactly, listed
 from .rule import Case, EditionCase, Problem, place, rule, wasted
@@ -172,13 +172,18 @@ def duplicate_format(case: Case) -> Iterator[Problem]:
     for pair in case.format_pairs:
         if pair.differing or not pair.common:
             continue
-        nbytes = sum(file.nbytes for file in pair.second.files)
+        waste = tuple((file.name, "all", _tensor_bytes(file)) for file in pair.second.files)
         yield Problem(
-            message=f"{pair.second.name} holds the same weights as {pair.first.name} ({exactly(nbytes)})",
-            waste=tuple((file.name, "all", file.nbytes) for file in pair.second.files),
+            message=f"{pair.second.name} holds the same weights as {pair.first.name} ({exactly(sum(nbytes for _, _, nbytes in waste))})",
+            waste=waste,
             evidence=pair.evidence,
             fix=f"remove {pair.second.name} if no reader needs it",
         )
+
+
+def _tensor_bytes(file: LoadedFile) -> int:
+    """As `nbytes.stored` counts them: storages and dead bytes, not headers."""
+    return sum({storage.ident: storage.nbytes for storage in file.storages}.values()) + sum(end - begin for begin, end in file.dead)
 
 
 @rule(207, Severity.ERROR)

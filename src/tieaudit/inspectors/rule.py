@@ -15,8 +15,8 @@ from ..checkpoint import Problem as Fault
 from ..claim import Claim, TieGroup
 from ..config import Config
 from ..copies import Scan
+from ..kinds import Evidence, Relation
 from ..names import Matrix, StoredNames
-from ..relations import Evidence, Relation
 from ..report import Finding, Severity, TensorPlace
 
 Waste = tuple[str, str, int]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..relations import Kind
+from ..kinds import Kind
 from ..report import Severity, TensorPlace
 from ..text import exactly, listed
 from .rule import Case, EditionCase, Problem, place, rule, wasted
@@ -93,8 +93,9 @@ def missing_shard(case: Case) -> Iterator[Problem]:
     for edition in case.checkpoint.editions:
         if edition.missing:
             by = edition.index.file if edition.index else "the numbering of the others"
+            count = len(edition.missing)
             yield Problem(
-                message=f"{len(edition.missing):,} shard{'s are' if len(edition.missing) > 1 else ' is'} missing, by {by}: {listed(edition.missing)}",
+                message=f"{count:,} shard{'s are' if count > 1 else ' is'} missing, by {by}: {listed(edition.missing)}",
                 fix="fetch the missing files; until then nothing is said about tensors that are absent",
             )
 

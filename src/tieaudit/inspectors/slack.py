@@ -14,9 +14,7 @@ from .rule import Case, Problem, place, rule
 
 def _views(file: LoadedFile) -> dict[str, tuple[Storage, list[TensorRecord], list[Extent]]]:
     """Every storage of the file with the tensors that view it and the extents that they touch."""
-    views: dict[str, tuple[Storage, list[TensorRecord], list[Extent]]] = {
-        storage.ident: (storage, [], []) for storage in file.storages
-    }
+    views: dict[str, tuple[Storage, list[TensorRecord], list[Extent]]] = {storage.ident: (storage, [], []) for storage in file.storages}
     for tensor in file.tensors:
         _, tensors, extents = views.setdefault(tensor.storage.ident, (tensor.storage, [], []))
         tensors.append(tensor)
@@ -39,7 +37,7 @@ def oversize_storage(case: Case) -> Iterator[Problem]:
         found: list[tuple[Storage, list[TensorRecord], int]] = []
         for storage, tensors, extents in _views(file).values():
             unseen = storage.nbytes - covered(extents)
-            if tensors and unseen >= case.min_waste:
+            if tensors and unseen >= max(1, case.min_waste):
                 found.append((storage, tensors, unseen))
         if not found:
             continue
@@ -66,7 +64,7 @@ def dead_bytes(case: Case) -> Iterator[Problem]:
     for file in case.checkpoint.files:
         unused = [storage for storage, tensors, _ in _views(file).values() if not tensors and storage.nbytes]
         total = sum(storage.nbytes for storage in unused) + sum(end - begin for begin, end in file.dead)
-        if total < case.min_waste:
+        if total < max(1, case.min_waste):
             continue
         where = [f"storage {storage.ident}" for storage in unused] + [f"bytes {begin:,} to {end:,}" for begin, end in file.dead]
         yield Problem(
@@ -110,7 +108,7 @@ def training_state(case: Case) -> Iterator[Problem]:
         for file in edition.files:
             state = [tensor for tensor in file.tensors if tensor.part == "optimizer" or (tensor.part and edition.kind == "training")]
             nbytes = sum({(tensor.storage.ident): tensor.storage.nbytes for tensor in state}.values())
-            if nbytes >= case.min_waste:
+            if nbytes >= max(1, case.min_waste):
                 yield Problem(
                     message=f"{file.name}: {exactly(nbytes)} of optimizer state in {len(state):,} tensors",
                     tensors=tuple(place(tensor) for tensor in state[:20]),

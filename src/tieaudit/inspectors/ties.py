@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..kinds import Kind, weakest
 from ..report import Severity
-from ..relations import Kind
-from ..text import exactly
+from ..text import exactly, listed
 from .rule import Case, Problem, places, rule, wasted
 from .verdicts import Situation, speaking
 
@@ -49,11 +49,13 @@ def diverged_tie(case: Case) -> Iterator[Problem]:
             continue
         drifted = relation.kind is Kind.NEAR and "cosine" in relation.detail
         yield Problem(
-            message=f"{_where(case, situation)}{name} differs from {holder}, and both are one matrix by the claim ({situation.group.source}): {relation.detail}",
+            message=f"{_where(case, situation)}{name} differs from {holder}, and both are one matrix "
+            f"by the claim ({situation.group.source}): {relation.detail}",
             tensors=places(situation.holder, situation.second),
             evidence=relation.evidence,
             severity=situation.verdict.severity,
-            cause="one of the two was trained while they were not shared in memory, as with an adapter's modules_to_save merged by PEFT ≤ 0.18"
+            cause="one of the two was trained while they were not shared in memory, "
+            "as with an adapter's modules_to_save merged by PEFT ≤ 0.18"
             if drifted
             else None,
             fix=f"keep both: set the flag to false in config.json; keep one: store only {holder}, and what {name} learned is lost",
@@ -69,24 +71,28 @@ def duplicate_tie(case: Case) -> Iterator[Problem]:
     drift apart as soon as something changes one of them.
     Use instead: save with `save_pretrained`, or leave the alias out of the state dict; readers tie it again.
     """
+    groups: dict[tuple[str, str], list[Situation]] = {}
     for situation in speaking(case, "duplicate-tie"):
-        holder, name = _named(situation)
-        relation = situation.relation
-        if relation is None or situation.holder is None or situation.second is None:
+        groups.setdefault((situation.edition.name, _named(situation)[0]), []).append(situation)
+    for (_, holder), group in groups.items():
+        first = group[0]
+        copies = [situation.second for situation in group if situation.second]
+        if first.holder is None:
             continue
-        second = situation.second
-        torch = second.main.storage.file == situation.holder.main.storage.file and situation.edition.format.startswith("torch")
+        names = listed(copy.name for copy in copies)
+        total = exactly(sum(copy.nbytes for copy in copies))
+        in_file = first.edition.format.startswith("torch") and any(copy.main.file == first.holder.main.file for copy in copies)
         yield Problem(
-            message=f"{_where(case, situation)}{name} repeats {holder} ({exactly(second.nbytes)} wasted)",
-            tensors=places(situation.holder, second),
-            waste=wasted(*second.parts),
-            evidence=relation.evidence,
+            message=f"{_where(case, first)}{names} repeat{'s' * (len(copies) == 1)} {holder} ({total} wasted)",
+            tensors=places(first.holder, *copies),
+            waste=tuple(waste for copy in copies for waste in wasted(*copy.parts)),
+            evidence=weakest(situation.relation.evidence for situation in group if situation.relation),
             cause="the values were copied or cast one by one before torch.save, so that every name got a storage of its own"
-            if torch
+            if in_file
             else None,
-            fix=f"leave {name} out of the file: readers take {holder} for it"
-            if situation.tied
-            else f"tie the two in the model's config, then leave {name} out of the file",
+            fix=f"leave {names} out of the file: readers take {holder} for {'it' if len(copies) == 1 else 'them'}"
+            if first.tied
+            else f"tie them in the model's config, then leave {names} out of the file",
         )
 
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from ..checkpoint import Edition
 from ..claim import TieGroup
+from ..kinds import Kind, Relation
 from ..names import Matrix
-from ..relations import Kind, Relation
 from ..report import Severity
 from .rule import Case, EditionCase, TieState
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from ..checkpoint import PickleGlobal
-from .pickle_machine import BUILT, CALLED, MADE, PATCHED, Global, PickleMachine
+from .pickle_machine import BUILT, CALLED, MADE, PATCHED, Global, Made, PickleMachine, describe
 from .torch_tensors import DTYPES_BY_NAME, STORAGE_DTYPES
 
 # Names that Python 2 and old torch gave to modules (Lib/_compat_pickle.py; torch/serialization.py, load_module_mapping).
@@ -24,18 +24,10 @@ RENAMED: Mapping[str, str] = {
 
 CONSTANTS = frozenset(
     [f"torch.{name}" for name in DTYPES_BY_NAME]
-    + [
-        f"torch.{name}"
-        for name in ("per_tensor_affine", "per_tensor_symmetric", "per_channel_affine", "per_channel_symmetric")
-    ]
-    + [
-        f"torch.{name}"
-        for name in ("per_channel_affine_float_qparams", "strided", "contiguous_format", "preserve_format")
-    ]
+    + [f"torch.{name}" for name in ("per_tensor_affine", "per_tensor_symmetric", "per_channel_affine", "per_channel_symmetric")]
+    + [f"torch.{name}" for name in ("per_channel_affine_float_qparams", "strided", "contiguous_format", "preserve_format")]
 )
-STORAGES = frozenset(
-    f"{module}.{name}" for module in ("torch", "torch.cuda", "torch.storage", "torch.sparse") for name in STORAGE_DTYPES
-)
+STORAGES = frozenset(f"{module}.{name}" for module in ("torch", "torch.cuda", "torch.storage", "torch.sparse") for name in STORAGE_DTYPES)
 TENSOR_CLASSES = frozenset(
     f"{module}.{kind}Tensor"
     for module in ("torch", "torch.cuda", "torch.sparse", "torch.cuda.sparse")
@@ -60,13 +52,14 @@ INERT_CALLS = frozenset(
     numpy.ndarray numpy.dtype numpy.core.multiarray._reconstruct numpy._core.multiarray._reconstruct
     numpy.core.multiarray.scalar numpy._core.multiarray.scalar numpy.core.numeric._frombuffer numpy._core.numeric._frombuffer
     argparse.Namespace types.SimpleNamespace datetime.datetime datetime.date datetime.time datetime.timedelta datetime.timezone
-    decimal.Decimal fractions.Fraction uuid.UUID
+    decimal.Decimal fractions.Fraction uuid.UUID random.Random logging.getLogger re._compile
+    io.BytesIO io.StringIO _io.BytesIO _io.StringIO
     pathlib.Path pathlib.PosixPath pathlib.WindowsPath pathlib.PurePath pathlib.PurePosixPath pathlib.PureWindowsPath
     pathlib._local.Path pathlib._local.PosixPath pathlib._local.WindowsPath
     """.split()
 )
 # May be made (`__new__`) and given their state, not called: a class whose name ends so in a module that begins so.
-INERT_CLASSES = re.compile(
+INERT_CLASSES = (
     r"torch\.nn\.modules(\.\w+)*\.[A-Z]\w*"
     r"|torch\.nn\.parallel\.data_parallel\.DataParallel"
     r"|torch\.optim(\.\w+)*\.[A-Z]\w*"
@@ -74,8 +67,7 @@ INERT_CLASSES = re.compile(
     r"|transformers\.models\.\w+\.configuration_\w+\.[A-Z]\w*Config"
     r"|omegaconf\.(dictconfig\.DictConfig|listconfig\.ListConfig|base\.(Container)?Metadata|nodes\.[A-Z][a-z]+Node)"
     r"|(pytorch_lightning|lightning\.pytorch)\.utilities\.parsing\.AttributeDict"
-    r"|(lightning_fabric|lightning\.fabric)\.utilities\.data\.AttributeDict",
-    re.ASCII,
+    r"|(lightning_fabric|lightning\.fabric)\.utilities\.data\.AttributeDict"
 )
 # Modules through which code runs, however the name is used. Also the top of any dotted path through another module.
 DANGEROUS_MODULES = frozenset(
@@ -110,25 +102,23 @@ KNOWN_PACKAGES = frozenset(
     """.split()
 )
 # torch and numpy are large, and parts of them run programs; these parts are known not to.
-KNOWN_MODULES = re.compile(
+KNOWN_MODULES = (
     r"torch\.(nn|optim|ao|quantization|distributed\.(fsdp|tensor|_tensor|checkpoint|_shard|device_mesh))(\.|$)"
     r"|torch\.(distributions|fx\.immutable_collections|torch_version|utils\.data\.(dataset|sampler|distributed))(\.|$)"
-    r"|numpy\.random(\.|$)",
-    re.ASCII,
+    r"|numpy\.random(\.|$)"
 )
-KNOWN_FUNCTIONS = frozenset(
-    f"numpy.random._pickle.__{name}_ctor" for name in ("generator", "bit_generator", "randomstate")
-)
-CLASS_NAME = re.compile(r"[A-Z]\w*(\.[A-Z]\w*)*", re.ASCII)
-PUBLIC_NAME = re.compile(r"[A-Za-z]\w*", re.ASCII)
+KNOWN_FUNCTIONS = frozenset(f"numpy.random._pickle.__{name}_ctor" for name in ("generator", "bit_generator", "randomstate"))
+MAX_CHAIN = 10  # calls whose function and arguments are arguments of a call
+CLASS_NAME = r"[A-Z]\w*(\.[A-Z]\w*)*"
+PUBLIC_NAME = r"[A-Za-z]\w*"
 
 
 def judge(machine: PickleMachine, *, torchscript: bool = False) -> Iterator[PickleGlobal]:
     """Every name that the pickle imports, in order of appearance, and what it could do."""
-    harmless_getattr = _follow(machine)
+    only_members = _follow(machine)
     for found in machine.globals.values():
         danger = _danger(found, torchscript=torchscript)
-        if danger == "call" and found.name == "getattr" and harmless_getattr:
+        if only_members and found.name == "getattr" and not found.uses & PATCHED:
             danger = "unknown"
         yield PickleGlobal(name=found.full_name, danger=danger)
     for name in machine.result_calls:
@@ -136,32 +126,43 @@ def judge(machine: PickleMachine, *, torchscript: bool = False) -> Iterator[Pick
 
 
 def _follow(machine: PickleMachine) -> bool:
-    """Mark the globals that are called through the arguments of others. True if getattr only fetches members of classes
-    of known packages: Python 3.11 pickles an enum's member as getattr(Class, "NAME")."""
-    harmless = True
-    for callee, args in machine.indirect:
-        items = args if isinstance(args, tuple) else ()
-        if not isinstance(args, tuple):
-            callee.uses |= PATCHED  # arguments that are computed: nothing is known about them
-        if callee.name == "getattr":
-            harmless = harmless and _is_member(items)
-        elif callee.name == "_reconstructor":  # (cls, base, state): base.__new__(cls, state), base.__init__(obj, state)
-            _mark(items[:1], MADE)
-            _mark([item for item in items[1:2] if not _is_plain_base(item)], CALLED)
-        elif callee.name == "_rebuild_wrapper_subclass":
-            _mark(items[:1], MADE)
-        elif callee.name in {"__newobj__", "__newobj_ex__"}:
-            _mark(items[:1], MADE)
-        else:  # defaultdict(factory), _rebuild_from_type_v2(function, class, …)
-            _mark(items[:1], CALLED)
-            _mark(items[1:2], MADE | BUILT)
-    return harmless
+    """Mark what is called through the arguments of others. True if getattr is called, and only for members of classes of known
+    packages: Python 3.11 pickles an enum's member as getattr(Class, "NAME")."""
+    members = []
+    for first_callee, first_args in machine.indirect:
+        callee, args = first_callee, first_args
+        for _ in range(MAX_CHAIN):
+            if not isinstance(args, tuple):
+                callee.uses |= PATCHED  # the arguments are computed: nothing is known about them
+                break
+            match callee.name:
+                case "getattr":
+                    members.append(_is_member(args))
+                case "_reconstructor":  # (cls, base, state): base.__new__(cls, state), base.__init__(obj, state)
+                    _mark(machine, args[:1], MADE)
+                    _mark(machine, tuple(base for base in args[1:2] if not _is_plain_base(base)), CALLED)
+                case "_rebuild_wrapper_subclass" | "__newobj__" | "__newobj_ex__":
+                    _mark(machine, args[:1], MADE)
+                case _:  # defaultdict(factory), _rebuild_from_type_v2(function, class, arguments, state)
+                    _mark(machine, args[1:2], MADE | BUILT)
+                    if len(args) > 2 and isinstance(args[0], Global) and args[0].indirect:
+                        args[0].uses |= CALLED
+                        callee, args = args[0], args[2]
+                        continue
+                    _mark(machine, args[:1], CALLED)
+            break
+        else:
+            callee.uses |= PATCHED
+    return bool(members) and all(members)
 
 
-def _mark(items: tuple[object, ...] | list[object], uses: int) -> None:
+def _mark(machine: PickleMachine, items: tuple[object, ...], uses: int) -> None:
     for item in items:
         if isinstance(item, Global):
-            item.uses |= uses
+            # getattr as a factory, say: with which arguments is not known
+            item.uses |= uses | PATCHED if item.indirect else uses
+        elif isinstance(item, Made):
+            machine.result_calls[describe(item)] = None
 
 
 def _is_plain_base(base: object) -> bool:
@@ -171,11 +172,13 @@ def _is_plain_base(base: object) -> bool:
 def _is_member(args: tuple[object, ...]) -> bool:
     match args:
         case (Global() as owner, str() as name):
-            return (
-                _danger(Global(owner.module, owner.name, CALLED)) == "unknown"
-                and PUBLIC_NAME.fullmatch(name) is not None
-            )
+            return _danger(Global(owner.module, owner.name, CALLED)) == "unknown" and _fits(PUBLIC_NAME, name)
     return False
+
+
+def _fits(pattern: str, name: str) -> bool:
+    """Patterns are compiled when a name needs them: the names of most files do not."""
+    return re.fullmatch(pattern, name, re.ASCII) is not None
 
 
 def _true_name(found: Global) -> str:
@@ -183,11 +186,11 @@ def _true_name(found: Global) -> str:
     return RENAMED.get(name, name)
 
 
-def _danger(found: Global, *, torchscript: bool = False) -> str:  # noqa: PLR0911  a ladder of rules, first match decides
+def _danger(found: Global, *, torchscript: bool = False) -> str:
     name = _true_name(found)
     if found.uses & PATCHED:
         return "call"
-    if torchscript and name.startswith("__torch__.") and re.fullmatch(r"[\w.]+", name, re.ASCII):
+    if torchscript and name.startswith("__torch__.") and _fits(r"[\w.]+", name):
         return ""  # a class of the archive's own code, which is not Python
     if name in CONSTANTS or name in STORAGES or name in TENSOR_CLASSES or name in INERT_CALLS:
         return "" if "." not in found.name else "call"
@@ -204,16 +207,16 @@ def _is_dangerous(found: Global, name: str) -> bool:
         return True
     # A dotted name walks through attributes: torch._utils + "sys.modules", a class + "method.__globals__".
     inner = found.name.split(".")[:-1]
-    return any(part in DANGEROUS_MODULES or not CLASS_NAME.fullmatch(part) for part in inner) or (
-        bool(inner) and parts[-1].startswith("_")
-    )
+    if any(part in DANGEROUS_MODULES or not _fits(CLASS_NAME, part) for part in inner):
+        return True
+    return bool(inner) and parts[-1].startswith("_")
 
 
 def _default(found: Global, name: str) -> str:
     """For a name that no list knows."""
     if not found.uses & CALLED:
-        is_inert = found.uses and "." not in found.name and INERT_CLASSES.fullmatch(name)
+        is_inert = found.uses and "." not in found.name and _fits(INERT_CLASSES, name)
         return "" if is_inert else "unknown"
     top = name.split(".", 1)[0]
-    known = top in KNOWN_PACKAGES or KNOWN_MODULES.match(found.module)
-    return "unknown" if known and CLASS_NAME.fullmatch(found.name) else "call"
+    known = top in KNOWN_PACKAGES or re.match(KNOWN_MODULES, found.module, re.ASCII)
+    return "unknown" if known and _fits(CLASS_NAME, found.name) else "call"

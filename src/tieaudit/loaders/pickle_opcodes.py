@@ -63,7 +63,8 @@ def _uint(n: int) -> Handler:
 
 
 def _binint(m: PickleMachine) -> None:
-    m.stack.append(int.from_bytes(m.take(4), "little", signed=True))
+    number = m.take_uint(4)
+    m.stack.append(number - (1 << 32) if number >> 31 else number)
 
 
 def _long(prefix: int) -> Handler:

@@ -12,6 +12,7 @@ from .pickle_machine import (
     CALLED,
     COST_CONTAINER,
     COST_MADE,
+    COST_MEMO,
     COST_SMALL,
     COST_STR,
     MAX_MEMO_INDEX,
@@ -53,7 +54,7 @@ class PickleReader(PickleMachine):
         except (UnicodeDecodeError, ValueError) as error:
             raise self.error(f"a text or number cannot be read ({str(error)[:80]})") from None
 
-    def _run(self) -> object:  # noqa: C901, PLR0912, PLR0915  the opcodes that torch files consist of stay in one loop
+    def _run(self) -> object:  # noqa: PLR0915  the opcodes that torch files consist of stay in one loop
         data, stack, marks, memo, limit = self.data, self.stack, self.marks, self.memo, self.budget.memory
         pos = self.pos
         spent = 0
@@ -69,7 +70,7 @@ class PickleReader(PickleMachine):
                 if index > MAX_MEMO_INDEX:
                     raise self.beyond_memo(index)
                 memo[index] = stack[-1]
-                spent += COST_STR
+                spent += COST_MEMO
                 pos += 4
             elif op == 0x4B:  # BININT1
                 stack.append(data[pos])

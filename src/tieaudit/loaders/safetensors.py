@@ -47,12 +47,7 @@ def load(source: Source) -> LoadedFile:
                     good = False
                     break
                 numel *= dim
-            good = (
-                good
-                and dtype in known
-                and 0 <= begin <= end <= data_nbytes
-                and numel * DTYPES[dtype].bits == 8 * (end - begin)
-            )
+            good = good and dtype in known and 0 <= begin <= end <= data_nbytes and numel * DTYPES[dtype].bits == 8 * (end - begin)
         except (TypeError, KeyError, ValueError):
             good = False
         if good:
@@ -71,11 +66,7 @@ def load(source: Source) -> LoadedFile:
         tensors=tuple(tensors),
         storages=tuple(tensor.storage for tensor in tensors),
         dead=tuple(dead),
-        aliases={
-            key: value
-            for key, value in (metadata or {}).items()
-            if type(value) is str and value in header and key not in header
-        },
+        aliases={key: value for key, value in (metadata or {}).items() if type(value) is str and value in header and key not in header},
         problems=_capped(name, problems),
     )
 

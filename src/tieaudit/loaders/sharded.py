@@ -17,14 +17,17 @@ from ..sources.local import Entry, LocalFolder
 from . import sniff
 
 MAX_JSON = 64 << 20  # bytes; the index of 100,000 tensors has 10 MB
+INDEX = re.compile(r"\.index(\.\w+)?\.json$")  # a variant's word stands in the middle: model.safetensors.index.fp16.json
 SHARD = re.compile(r"^(?P<stem>.+?)[-_.](?P<number>\d{4,6})-of-(?P<count>\d{4,6})(?P<tail>\.[a-z]+)$")
 # files of a training run that are read for what they are, never judged as the model
-TRAINING = re.compile(r"^(optimizer|scheduler|scaler|training_args|rng_state|random_states|trainer_state|dcgan_optim)\b.*|.*_optim_states\.pt$")
+TRAINING = re.compile(
+    r"^(optimizer|scheduler|scaler|training_args|rng_state|random_states|trainer_state|dcgan_optim)\b.*|.*_optim_states\.pt$"
+)
 ADAPTER = re.compile(r"^adapter_(model|weights)\b")
 # other editions of the same weights beside the one that an index describes: never shards that the index forgot
 EDITION = re.compile(
     r"^(model|pytorch_model|diffusion_pytorch_model|consolidated|open_clip_\w+|adapter_model|flax_model)"
-    r"(\.(fp16|fp32|bf16|ema|non_ema|int8|\d\d))*\.\w+$|^consolidated\b.*"
+    r"(\.(fp16|fp32|bf16|ema|non_ema|int8|\d\d))*\.\w+$|^consolidated\b.*|^(model|pytorch_model|diffusion_pytorch_model)\.\w+-\d+-of-\d+\.\w+$"
 )
 # names that promise weights: there another kind of file is a fault; any other `.bin` may be a vocabulary
 WEIGHTS = re.compile(r"^(model|pytorch_model|diffusion_pytorch_model|consolidated|adapter_model)\b|.*\.safetensors$")
@@ -66,19 +69,30 @@ class _Reader:
                 self.unreadable.append(Problem(file=name, what=error.what, offset=error.offset))
         return tuple(read)
 
+    def index(self, name: str) -> ShardIndex | None:
+        """The index; None if it cannot be read (its shards are then grouped by their names)."""
+        try:
+            return _index(name, read_json(self.folder, name))
+        except FormatError as error:
+            self.unreadable.append(Problem(file=name, what=error.what, offset=error.offset))
+            return None
 
-def load(folder: LocalFolder, target: str, only: str | None = None, progress: Progress = lambda *_: None) -> Checkpoint:
+
+def _never(*_: object) -> None:
+    return None
+
+
+def load(folder: LocalFolder, target: str, only: str | None = None, progress: Progress = _never) -> Checkpoint:
     """Everything in the folder, or only the file (or index) `only` of it."""
     entries = folder.entries() if only is None else [folder.entry(only)]
-    indexes = {entry.name for entry in entries if entry.name.endswith(".index.json")}
     names = [entry.name for entry in entries if _candidate(entry, only)]
     reader = _Reader(folder, progress, len(names))
     editions: list[Edition] = []
-    taken: set[str] = set()
-    for name in sorted(indexes):
-        edition = _indexed(reader, name, names, taken)
-        if edition:
-            editions.append(edition)
+    indexes = [index for entry in entries if INDEX.search(entry.name) and (index := reader.index(entry.name))]
+    taken = {file for index in indexes for file in index.weight_map.values()}
+    for index in indexes:
+        editions.append(_indexed(reader, index, [name for name in names if name not in taken]))
+        taken.update(file.name for file in editions[-1].strays)
     for stem, group in _groups(name for name in names if name not in taken).items():
         editions.append(_plain(reader, stem, group, alone=only is not None))
     editions = [edition for edition in editions if edition.files or edition.strays or edition.missing or edition.index]
@@ -107,31 +121,21 @@ def read_json(folder: LocalFolder, name: str, limit: int = MAX_JSON) -> object:
 
 
 def _candidate(entry: Entry, only: str | None) -> bool:
-    if entry.name.endswith(".index.json"):
+    if INDEX.search(entry.name):
         return False
     return only is not None or entry.name.endswith(sniff.SUFFIXES)
 
 
-def _indexed(reader: _Reader, name: str, names: Sequence[str], taken: set[str]) -> Edition | None:
-    """The edition that an index describes; None if the index cannot be read (its shards are then grouped by name)."""
-    try:
-        index = _index(name, read_json(reader.folder, name))
-    except FormatError as error:
-        reader.unreadable.append(Problem(file=name, what=error.what, offset=error.offset))
-        return None
+def _indexed(reader: _Reader, index: ShardIndex, others: Sequence[str]) -> Edition:
+    """The edition that an index describes. `others` are files that no index names."""
+    name = index.file
     shards = sorted(set(index.weight_map.values()))
     present = [shard for shard in shards if reader.folder.exists(shard)]
-    suffix = "." + name.removesuffix(".index.json").split(".", 1)[-1].split(".")[0]
-    suffix = suffix if suffix in sniff.SUFFIXES else "." + (shards[0].rsplit(".", 1)[-1] if shards else "")
-    strays = [
-        other
-        for other in names
-        if other not in shards and other.endswith(suffix) and not TRAINING.match(other) and not EDITION.match(other)
-    ]
+    suffix = "." + (shards[0].rsplit(".", 1)[-1] if shards else "safetensors")
+    strays = [other for other in others if other.endswith(suffix) and not TRAINING.match(other) and not EDITION.match(other)]
     files = reader.read(present)
-    taken.update(present, strays)
     return Edition(
-        name=name.removesuffix(".index.json"),
+        name=INDEX.sub(r"\1", name),
         format=files[0].format if files else "safetensors" if suffix == ".safetensors" else "torch",
         files=files,
         index=index,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ..checkpoint import Extent, LoadedFile, PickleGlobal, Problem, Storage, TensorRecord
+from ..checkpoint import LoadedFile, PickleGlobal, Problem, Storage, TensorRecord
 from ..errors import FormatError
+from ..extents import Extent
 from ..sources import Source
 from .pickle_globals import judge
 from .pickle_machine import PickleMachine
@@ -15,6 +16,7 @@ from .torch_parts import name_leaves
 from .torch_tensors import Fault, View
 
 MAX_PROBLEMS = 50  # of one file; a hostile pickle could name as many as tensors
+DANGERS = ("", "unknown", "call")  # from harmless to worst
 BIG_ENDIAN_NOTE = "numbers are stored big-endian: values are compared as bytes only"
 
 
@@ -33,7 +35,8 @@ class TorchFile:
     def add_globals(self, machine: PickleMachine, *, torchscript: bool = False) -> None:
         """Note what one pickle would import; the worse of two verdicts on a name stays."""
         for found in judge(machine, torchscript=torchscript):
-            if found.danger or found.name not in self.globals:
+            before = self.globals.get(found.name)
+            if before is None or DANGERS.index(found.danger) > DANGERS.index(before.danger):
                 self.globals[found.name] = found
 
     def add_problem(self, error: FormatError) -> None:
@@ -70,9 +73,7 @@ class TorchFile:
             else:
                 self.problems.append(Problem(file=self.file, what=found.what, tensors=(name,)))
         for key in walk.repeated:
-            self.problems.append(
-                Problem(file=self.file, what=f"has a dict that sets the key {key!r} twice: the last one is loaded")
-            )
+            self.problems.append(Problem(file=self.file, what=f"has a dict that sets the key {key!r} twice: the last one is loaded"))
         self._note_unread(walk)
 
     def _record(self, leaf: Leaf, name: str, part: str, storages: Mapping[str, Storage]) -> TensorRecord | Fault:
@@ -83,9 +84,7 @@ class TorchFile:
         if storage is None:
             return Fault(f"tensor {name!r} lies in storage {view.ref.key!r}, which the file does not hold")
         if view.nbytes and view.end > storage.nbytes:
-            what = (
-                f"tensor {name!r} ends at byte {view.end:,} of storage {storage.ident!r}, which has {storage.nbytes:,}"
-            )
+            what = f"tensor {name!r} ends at byte {view.end:,} of storage {storage.ident!r}, which has {storage.nbytes:,}"
             return Fault(what)
         return TensorRecord(name, view.dtype, view.shape, storage, view.offset, view.nbytes, view.strides, part)
 

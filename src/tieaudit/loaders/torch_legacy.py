@@ -7,11 +7,12 @@ share memory when their pickled storage has the same key. There is no checksum.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ..checkpoint import LoadedFile, Problem, Storage
-from ..errors import FormatError
+from ..errors import FormatError, UnknownFormat
 from ..sources import Source
 from .pickle_machine import MAX_INPUT, PersistentId, TruncatedError
 from .pickle_reader import PickleReader
@@ -21,20 +22,20 @@ from .torch_tensors import ITEM_NBYTES, StorageRef, storage_ref
 FORMAT = "torch-legacy"
 MAGIC_NUMBER = 0x1950A86A20F9469CFC6C  # torch/serialization.py
 PROTOCOL_VERSION = 1001
-WINDOW = (
-    256 << 10
-)  # bytes read first for a pickle whose length nothing tells; eight times more each time it is too short
+WINDOW = 256 << 10  # bytes read first for a pickle whose length nothing tells; eight times more each time it is too short
 COUNT_NBYTES = 8
 
-PICKLE_HEADS = tuple(bytes([0x80, protocol]) for protocol in (2, 3, 4, 5)) + (f"L{MAGIC_NUMBER}L\n".encode(),)
+# Protocols 0 to 5: a PROTO opcode, or before protocol 2 a GLOBAL or the magic number at once. torch.load unpickles any file that
+# is no zip, so a plain pickle that runs code must be known for what it is.
+PICKLE_HEAD = re.compile(rb"\x80[\x00-\x05]|[()\]}]*c[A-Za-z_][\w.]*\n[A-Za-z_][\w.]*\n|L%dL\n" % MAGIC_NUMBER, re.ASCII)
 # torch <= 0.1.10 wrote a tar of these four files.
 TAR_NAMES = (b"sys_info\0", b"pickle\0", b"storages\0", b"tensors\0")
 TAR_MAGIC, TAR_MAGIC_AT = b"ustar", 257
 
 
 def sniff(head: bytes) -> bool:
-    """True for a pickle of protocol 2 or later and for the tar that came before; `load` says if it is not torch's."""
-    return head.startswith(PICKLE_HEADS) or _is_tar(head)
+    """True for a pickle and for the tar that came before; `load` says if it is not torch's."""
+    return PICKLE_HEAD.match(head) is not None or _is_tar(head)
 
 
 def load(source: Source) -> LoadedFile:
@@ -80,7 +81,7 @@ class _Pickles:
 
     def next(self, persistent: Callable[[object], object] = PersistentId) -> object:
         left = self.source.nbytes - self.pos
-        want = min(left, max(WINDOW, self._begin + len(self._window) - self.pos))
+        want = self._begin + len(self._window) - self.pos or min(left, WINDOW)
         while True:
             if self.pos + want > self._begin + len(self._window):
                 self._begin, self._window = self.pos, self.source.read(self.pos, want)
@@ -91,7 +92,7 @@ class _Pickles:
             except TruncatedError:
                 if want >= min(left, MAX_INPUT):
                     raise
-                want = min(left, MAX_INPUT, 8 * want)
+                want = min(left, MAX_INPUT, max(WINDOW, 8 * want))
             else:
                 self.pos += reader.pos
                 return root
@@ -101,7 +102,7 @@ class _Pickles:
 
 def _check_head(source: Source, pickles: _Pickles) -> None:
     if pickles.next() != MAGIC_NUMBER:
-        raise FormatError(source.name, "is a plain pickle, not a torch file: no tensors can be read from it", 0)
+        raise UnknownFormat(source.name, "is a plain pickle, not a torch file: no tensors can be read from it", 0)
     version = pickles.next()
     if version != PROTOCOL_VERSION:
         what = f"has the torch protocol version {str(version)[:20]}, not {PROTOCOL_VERSION}"
@@ -109,9 +110,7 @@ def _check_head(source: Source, pickles: _Pickles) -> None:
     pickles.next()  # byte order and C type sizes of the writer; the storages do not depend on them
 
 
-def _storages(
-    source: Source, found: TorchFile, pickles: _Pickles, refs: Mapping[str, StorageRef]
-) -> tuple[dict[str, Storage], int]:
+def _storages(source: Source, found: TorchFile, pickles: _Pickles, refs: Mapping[str, StorageRef]) -> tuple[dict[str, Storage], int]:
     """(storages by key, where the last one ends)."""
     keys = pickles.next()
     if not isinstance(keys, list) or not all(type(key) is str for key in keys):

@@ -14,8 +14,7 @@ from .pickle_machine import Global, Made, Pairs
 from .torch_tensors import TENSOR_CALLS, UTILS, Fault, StorageRef, View, tensor_view, whole_storage
 
 MAX_DEPTH = 100  # of containers; what lies deeper is reported as not seen
-MAX_ELEMENTS = 10_000_000  # looked at in one walk; a pickle of 10 M opcodes cannot hold more, unless it repeats them
-MAX_TENSORS = 400_000
+MAX_REPEATS = 100_000  # elements of objects that stand at a second place; each object is looked at once without limit
 MAX_NAME_CHARACTERS = 128 << 20  # of all names together
 MIN_ARRAY_NBYTES = 64 << 10  # a numpy array worth telling about; a random generator's state has 2,496 bytes
 
@@ -103,7 +102,8 @@ class ObjectWalk:
     too_deep: int = 0
     unseen: dict[str, list[str]] = field(default_factory=dict)
     array_nbytes: int = 0
-    _elements: int = 0
+    _again: bool = False  # the object in hand was seen before
+    _repeats: int = 0
     _characters: int = 0
     _todo: list[tuple[object, Place]] = field(default_factory=list)
     _extras: list[tuple[object, Place]] = field(default_factory=list)
@@ -125,15 +125,14 @@ class ObjectWalk:
                     self._visit(value, place, extra=True)
 
     def _visit(self, value: object, place: Place, *, extra: bool) -> None:
+        self._again = id(value) in self._seen
         self._spend(1)
         self._seen.add(id(value))
         if isinstance(value, Made):
             if value.name in TENSOR_CALLS:
                 self._leaf(place, tensor_view(value), extra=extra)
                 if value.name.endswith("_rebuild_qtensor") and isinstance(value.args, tuple) and len(value.args) > 4:
-                    self._inside(
-                        value, place, zip(("scheme", "scales", "zero_points"), _parts(value.args[4]), strict=False)
-                    )
+                    self._inside(value, place, zip(("scheme", "scales", "zero_points"), _parts(value.args[4]), strict=False))
             else:
                 self._visit_made(value, place)
         elif isinstance(value, StorageRef):
@@ -143,7 +142,7 @@ class ObjectWalk:
         elif isinstance(value, list | tuple):
             self._push(value, place, ((str(index), item) for index, item in enumerate(value)), plain=True)
 
-    def _visit_made(self, made: Made, place: Place) -> None:  # noqa: C901, PLR0912  one branch per kind of call
+    def _visit_made(self, made: Made, place: Place) -> None:
         name, args = made.name, made.args if isinstance(made.args, tuple) else ()
         if name in WRAPPERS:
             # A Parameter of torch <= 0.3 has its tensor first in its state.
@@ -184,9 +183,7 @@ class ObjectWalk:
         if args:
             # OrderedDict([[key, value], …]) of Python 2
             if made.name == "collections.OrderedDict" and isinstance(args[0], list):
-                pairs = Pairs(
-                    (pair[0], pair[1]) for pair in args[0] if isinstance(pair, list | tuple) and len(pair) == 2
-                )
+                pairs = Pairs((pair[0], pair[1]) for pair in args[0] if isinstance(pair, list | tuple) and len(pair) == 2)
                 self._visit_pairs(made, pairs, place)
             else:
                 self._push(made, place, ((str(index), item) for index, item in enumerate(args)))
@@ -218,7 +215,7 @@ class ObjectWalk:
 
     # The four ways down: to children with a key, to the thing itself, to parts of a tensor, to a tensor.
 
-    def _push(  # noqa: PLR0913  one argument per fact
+    def _push(
         self,
         owner: object,
         place: Place,
@@ -261,8 +258,6 @@ class ObjectWalk:
         self._todo.extend(reversed(found))
 
     def _leaf(self, place: Place, view: View | Fault, *, extra: bool) -> None:
-        if len(self.leaves) >= MAX_TENSORS:
-            raise FormatError(self.file, f"names more than {MAX_TENSORS:,} tensors")
         self.leaves.append(Leaf(self._counted(place.path), view, place.optimizer, extra))
 
     def _counted(self, path: tuple[str, ...]) -> tuple[str, ...]:
@@ -272,9 +267,10 @@ class ObjectWalk:
         return path
 
     def _spend(self, elements: int) -> None:
-        self._elements += elements
-        if self._elements > MAX_ELEMENTS:
-            raise FormatError(self.file, f"repeats its objects more than {MAX_ELEMENTS:,} times")
+        if self._again:
+            self._repeats += elements
+            if self._repeats > MAX_REPEATS:
+                raise FormatError(self.file, f"repeats its objects more than {MAX_REPEATS:,} times")
 
     @staticmethod
     def _is_cycle(owner: object, place: Place) -> bool:

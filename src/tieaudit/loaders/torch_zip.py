@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..checkpoint import LoadedFile, Problem, Storage
-from ..errors import FormatError
+from ..errors import FormatError, UnknownFormat
 from ..sources import Source
 from .pickle_machine import MAX_INPUT
 from .pickle_reader import PickleReader
@@ -57,9 +57,7 @@ def _read_members(archive: ZipMembers, members: dict[str, Member], found: TorchF
     found.problems.extend(layout.problems)
     found.dead.extend(layout.dead)
     storages = {
-        name: _storage(found.file, name, member, layout)
-        for name, member in members.items()
-        if name.startswith(("data/", "constants/"))
+        name: _storage(found.file, name, member, layout) for name, member in members.items() if name.startswith(("data/", "constants/"))
     }
     found.storages.extend(storages.values())
     for folder, root, refs in pickles:
@@ -71,16 +69,14 @@ def _root(file: str, directory: Directory) -> str:
     """The folder of the archive with its slash, by where data.pkl is; torch takes that of the first member
     (PyTorchStreamReader::init). FormatError that says what else the zip is."""
     names = [member.name for member in directory.members]
-    pickles = [name for name in names if name == "data.pkl" or (name.endswith("/data.pkl") and name.count("/") == 1)]
-    if len(set(pickles)) > 1:
-        raise FormatError(file, f"is a zip with {len(set(pickles)):,} torch archives side by side")
-    if len(pickles) > 1:
-        raise FormatError(
-            file, f"is a zip with {len(pickles):,} members named {pickles[0]!r}: which one is loaded is not certain"
-        )
+    # Without case, as torch looks for it: a second archive/DATA.PKL could be the one that is loaded.
+    pickles = [name for name in names if name.lower().rpartition("/")[2] == DATA and name.count("/") < 2]
+    if len(pickles) > 1 or (pickles and not pickles[0].endswith(DATA)):
+        shown = " and ".join(sorted(repr(name) for name in pickles[:3]))
+        raise FormatError(file, f"is a zip with the members {shown}: which one is loaded is not certain")
     if pickles:
-        return pickles[0].removesuffix("data.pkl")
-    raise FormatError(file, _other_zip(names))
+        return pickles[0].removesuffix(DATA)
+    raise UnknownFormat(file, _other_zip(names), 0)
 
 
 def _other_zip(names: list[str]) -> str:
@@ -98,12 +94,9 @@ def _other_zip(names: list[str]) -> str:
     return f"is a zip without data.pkl: {len(names):,} members" + (f", the first is {names[0][:80]!r}" if names else "")
 
 
-def _unpickle(
-    archive: ZipMembers, member: Member, found: TorchFile, *, torchscript: bool
-) -> tuple[object, dict[str, StorageRef]]:
+def _unpickle(archive: ZipMembers, member: Member, found: TorchFile, *, torchscript: bool) -> tuple[object, dict[str, StorageRef]]:
     """(root, storages that the pickle names)."""
-    raw = archive.contents(member, MAX_INPUT)
-    place = archive.begin(member) if member.method == STORED else None
+    begin, raw = archive.contents(member, MAX_INPUT)
     refs: dict[str, StorageRef] = {}
 
     def persistent(value: object) -> object:
@@ -114,7 +107,7 @@ def _unpickle(
                 refs[ref.key] = ref
         return ref
 
-    reader = PickleReader(archive.source.name, raw, place, persistent)
+    reader = PickleReader(archive.source.name, raw, begin if member.method == STORED else None, persistent)
     try:
         return reader.load(), refs
     finally:
@@ -126,7 +119,7 @@ def _byteorder(archive: ZipMembers, members: dict[str, Member], found: TorchFile
     if member is None:
         return
     try:
-        word = archive.contents(member, MAX_BYTEORDER)
+        _, word = archive.contents(member, MAX_BYTEORDER)
     except FormatError as error:
         found.add_problem(error)
         return

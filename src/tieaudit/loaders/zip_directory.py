@@ -76,13 +76,9 @@ def read_directory(source: Source) -> Directory:
         what = f"has a zip directory of {record.nbytes:,} bytes, more than the {MAX_DIRECTORY:,} that are read"
         raise FormatError(source.name, what, record.begin)
     if record.offset + record.nbytes > record.begin:
-        raise FormatError(
-            source.name, f"has a zip directory at byte {record.offset:,} that runs past its end record", record.begin
-        )
-    if record.offset >= tail_begin:
-        raw = tail[record.offset - tail_begin :][: record.nbytes]
-    else:
-        raw = source.read(record.offset, record.nbytes)
+        raise FormatError(source.name, f"has a zip directory at byte {record.offset:,} that runs past its end record", record.begin)
+    at = record.offset - tail_begin
+    raw = tail[at : at + record.nbytes] if at >= 0 else source.read(record.offset, record.nbytes)
     return Directory(_entries(source.name, raw, record), record.offset, record.end)
 
 

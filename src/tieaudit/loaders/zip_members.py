@@ -12,8 +12,9 @@ import struct
 import zlib
 from dataclasses import dataclass, field
 
-from ..checkpoint import Extent, Problem
+from ..checkpoint import Problem
 from ..errors import FormatError
+from ..extents import Extent
 from ..sources import Source
 from .zip_directory import DEFLATED, DESCRIPTOR, ENCRYPTED, FULL32, MAGIC, STORED, Directory, Member
 
@@ -21,6 +22,7 @@ LOCAL = struct.Struct("<4s5H3I2H")
 ALIGNMENT = 64  # bytes
 MAX_EXTRA = (1 << 16) - 1  # bytes
 DESCRIPTOR_NBYTES, DESCRIPTOR64_NBYTES = 16, 24  # signature, CRC, two sizes (APPNOTE 4.3.9); zip64 sizes are wider
+LARGE = 64 << 10  # bytes of the window that are worth letting go
 SLACK = 2 << 10  # bytes read along with a member: its extra field, and the small members that torch writes next
 
 
@@ -33,8 +35,9 @@ class ZipMembers:
     _window_begin: int = 0
     _window: bytes = b""
 
-    def contents(self, member: Member, limit: int) -> bytes:
-        """The member's bytes, inflated; FormatError if they are more than `limit` or not what the directory says."""
+    def contents(self, member: Member, limit: int) -> tuple[int, bytes]:
+        """(where they begin in the file, the member's bytes, inflated); FormatError if they are more than `limit` or not what the
+        directory says."""
         file = self.source.name
         if max(member.packed_nbytes, member.nbytes) > limit:
             what = f"has a member {member.name!r} of {member.nbytes:,} bytes, more than the {limit:,} that are read"
@@ -42,21 +45,20 @@ class ZipMembers:
         self._look(member.header, LOCAL.size + member.name_nbytes + member.packed_nbytes)
         begin = self.begin(member)
         raw = self._read(begin, member.packed_nbytes)
+        self._keep_from(begin + member.packed_nbytes)
         if member.flags & ENCRYPTED:
             raise FormatError(file, f"has an encrypted member {member.name!r}", member.header)
         if member.method == DEFLATED:
             try:
                 raw = zlib.decompressobj(-zlib.MAX_WBITS).decompress(raw, member.nbytes + 1)
             except zlib.error as error:
-                raise FormatError(
-                    file, f"has a member {member.name!r} that cannot be inflated ({error})", begin
-                ) from None
+                raise FormatError(file, f"has a member {member.name!r} that cannot be inflated ({error})", begin) from None
         elif member.method != STORED:
             raise FormatError(file, f"has a member {member.name!r} packed by method {member.method}", member.header)
         if len(raw) != member.nbytes:
             what = f"has a member {member.name!r} that is not the {member.nbytes:,} bytes its directory says"
             raise FormatError(file, what, begin)
-        return raw
+        return begin, raw
 
     def begin(self, member: Member) -> int:
         """Where the member's bytes begin, by its local header; FormatError if that is not there or is another's."""
@@ -70,15 +72,13 @@ class ZipMembers:
         if magic != MAGIC:
             raise FormatError(file, f"has no local header of member {member.name!r} there", member.header)
         if name_nbytes != member.name_nbytes or head[LOCAL.size :].decode("utf-8", "backslashreplace") != member.name:
-            raise FormatError(
-                file, f"has the local header of another member where {member.name!r} should be", member.header
-            )
+            raise FormatError(file, f"has the local header of another member where {member.name!r} should be", member.header)
         sizes = (packed_nbytes, nbytes)
         unsaid = {(FULL32, FULL32), (0, 0)} if member.flags & DESCRIPTOR else {(FULL32, FULL32)}
         if method != member.method or (sizes not in unsaid and sizes != (member.packed_nbytes, member.nbytes)):
             what = f"has a local header of {member.name!r} that says {nbytes:,} bytes, the directory {member.nbytes:,}"
             raise FormatError(file, what, member.header)
-        begin = member.header + n + extra_nbytes
+        begin: int = member.header + n + extra_nbytes
         if begin + member.packed_nbytes > directory.offset:
             what = f"has a member {member.name!r} of {member.packed_nbytes:,} bytes that run past the last member's end"
             raise FormatError(file, what, begin)
@@ -91,9 +91,15 @@ class ZipMembers:
         if offset < end:
             self._window_begin, self._window = offset, self.source.read(offset, end - offset)
 
+    def _keep_from(self, offset: int) -> None:
+        """Let go of what lies before, a long pickle say."""
+        at = offset - self._window_begin
+        if LARGE < at <= len(self._window):
+            self._window_begin, self._window = offset, self._window[at:]
+
     def _read(self, offset: int, n: int) -> bytes:
         at = offset - self._window_begin
-        if 0 <= at and at + n <= len(self._window):
+        if at >= 0 and at + n <= len(self._window):
             return self._window[at : at + n]
         return self.source.read(offset, n)
 
@@ -151,9 +157,7 @@ def lay_out(members: ZipMembers) -> Layout:
 def _descriptor_nbytes(member: Member) -> int:
     if not member.flags & DESCRIPTOR:
         return 0
-    return (
-        DESCRIPTOR64_NBYTES if max(member.nbytes, member.packed_nbytes, member.header) >= FULL32 else DESCRIPTOR_NBYTES
-    )
+    return DESCRIPTOR64_NBYTES if max(member.nbytes, member.packed_nbytes, member.header) >= FULL32 else DESCRIPTOR_NBYTES
 
 
 def _holds(members: ZipMembers, member: Member, layout: Layout) -> bool:

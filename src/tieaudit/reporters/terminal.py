@@ -25,13 +25,13 @@ _SIGN = {"same storage": "=", "equal": "=", "one matrix": "=", "equal after cast
          "rows differ": "≠", "equal up to padding rows": "≠", "transposed": "ᵀ"}  # fmt: skip
 
 
-def render(report: Report, width: int | None = None, paint: Paint = lambda text, colour: text) -> str:
+def render(report: Report, width: int | None = None, paint: Paint = lambda text, _colour: text) -> str:
     """The report as text, lines at most `width` columns wide (None: as long as they are)."""
     lines: list[str] = []
     for block in (_headline(report, paint), _ties(report), _findings(report, paint), _skips(report), [_footer(report)]):
-        block = list(block)
-        if block:
-            lines += [*([""] if lines else []), *block]
+        part = list(block)
+        if part:
+            lines += [*([""] if lines else []), *part]
     return "\n".join(line for text in lines for line in _wrapped(text, width)) + "\n"
 
 
@@ -73,8 +73,14 @@ def _names(tie: Tie) -> str:
 
 def _block(tie: Tie, report: Report, several: bool) -> Iterator[str]:
     shape = " × ".join(f"{dim:,}" for dim in tie.shape)
-    size = f"   {shape} {tie.dtype}, {quantity(tie.nbytes)}{' each' * (len(tie.stored) > 1 and tie.relation != 'same storage')}" if tie.shape else ""
-    share = f", {100 * tie.nbytes / report.totals.nbytes_unique:.1f} % of the whole" if tie.shape and report.totals.nbytes_unique > 0 else ""
+    size = (
+        f"   {shape} {tie.dtype}, {quantity(tie.nbytes)}{' each' * (len(tie.stored) > 1 and tie.relation != 'same storage')}"
+        if tie.shape
+        else ""
+    )
+    share = (
+        f", {100 * tie.nbytes / report.totals.nbytes_unique:.1f} % of the whole" if tie.shape and report.totals.nbytes_unique > 0 else ""
+    )
     yield f"  {'tie':{LABEL}}{_names(tie)}{size}{share}"
     yield f"  {'claim':{LABEL}}{printable_long(tie.claim_source)}"
     where = f"{printable(tie.file)}: " if several else ""
@@ -94,8 +100,9 @@ def printable_long(text: str) -> str:
 def _findings(report: Report, paint: Paint) -> Iterator[str]:
     target = printable(report.target)
     for finding in report.findings[:MAX_FINDINGS]:
-        yield f"{target}: {finding.code} {paint(finding.severity.value, _COLOURS[finding.severity.value])} {finding.rule}: " + printable_long(
-            finding.message
+        yield (
+            f"{target}: {finding.code} {paint(finding.severity.value, _COLOURS[finding.severity.value])} {finding.rule}: "
+            + printable_long(finding.message)
         )
         yield from _details(finding)
     if len(report.findings) > MAX_FINDINGS:

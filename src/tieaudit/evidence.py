@@ -1,0 +1,209 @@
+"""This file holds how the evidence for the rules is gathered: claims, relations and copies of every edition, read from the files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from . import copies, vocabulary
+from .bytewise import TensorBytes
+from .checkpoint import Checkpoint, Edition, Problem, TensorRecord
+from .claim import Claim, TieGroup, of_edition
+from .config import Config
+from .errors import FormatError
+from .inspectors.rule import Case, EditionCase, FormatPair, Pair, TieState
+from .kinds import Evidence, Kind, Relation, Verify
+from .names import Matrix, StoredNames, plain
+from .relations import relate
+from .sources import Source
+from .sources.local import LocalFolder
+
+_MOVING = frozenset(("model", "language_model", "transformer"))
+
+Progress = Callable[[str, int, int], None]
+"""Told (what, done, total) as the work goes on."""
+
+# editions of one and the same model, as `save_pretrained` names them; other names (step-100.pt, value_head.bin) are other things
+_MODEL = re.compile(r"^(diffusion_)?(pytorch_)?model\.(safetensors|bin)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Gathering:
+    """One audit under way: reads what the rules will need, and no more."""
+
+    folder: LocalFolder
+    checkpoint: Checkpoint
+    config: Config | None
+    verify: Verify
+    min_waste: int
+    progress: Progress
+
+    def case(self, config_fault: Problem | None) -> Case:
+        """All that the rules may look at; `config_fault` is what broke config.json, if anything."""
+        data = TensorBytes(dict(self._sources()), self._advanced())
+        editions = tuple(self._edition(edition, data) for edition in self.checkpoint.editions)
+        faults = [*self.checkpoint.unreadable, *(problem for file in self.checkpoint.files for problem in file.problems)]
+        return Case(
+            checkpoint=self.checkpoint,
+            config=self.config,
+            editions=editions,
+            faults=tuple([*faults, config_fault] if config_fault else faults),
+            min_waste=self.min_waste,
+            format_pairs=tuple(self._format_pairs(data)),
+            vocabulary=vocabulary.largest(self.folder) if self.config else None,
+        )
+
+    def _sources(self) -> Iterator[tuple[str, Source]]:
+        for file in self.checkpoint.files:
+            try:
+                yield file.name, self.folder.open(file.name)
+            except FormatError:
+                continue  # it was read a moment ago; its tensors are then not comparable
+
+    def _advanced(self) -> Callable[[int], None]:
+        total = sum(file.nbytes for file in self.checkpoint.files)
+        done = 0
+
+        def advanced(n: int) -> None:
+            nonlocal done
+            done += n
+            self.progress("comparing", min(done, total), total)
+
+        return advanced
+
+    def _edition(self, edition: Edition, data: TensorBytes) -> EditionCase:
+        stored = StoredNames(edition.weights, (name for file in edition.files for problem in file.problems for name in problem.tensors))
+        if edition.kind != "weights":
+            return EditionCase(edition=edition, claim=Claim(), stored=stored, ties=())
+        claim = of_edition(edition, self.config, stored)
+        states = tuple(self._state(group, claim, stored, data) for group in claim.groups)
+        weights = edition.weights
+        scan = copies.scan(weights, data, self.verify, max(1, self.min_waste), lambda done, total: self.progress("sampling", done, total))
+        ends = [matrix.main for state in states for matrix in _matrices(state)]
+        return EditionCase(
+            edition=edition,
+            claim=claim,
+            stored=stored,
+            ties=states,
+            scan=scan,
+            related=tuple(self._related(weights, ends, data)),
+            repeats=tuple(self._repeats(edition, data)),
+        )
+
+    def _state(self, group: TieGroup, claim: Claim, stored: StoredNames, data: TensorBytes) -> TieState:
+        """Every name of the group looked up, and the stored ones compared with the first of them."""
+        asked: list[tuple[str, bool | None, bool | None]] = [(group.canonical, True, True)]
+        asked += [(alias.name, alias.tied, alias.tied_v4) for alias in group.aliases]
+        found: list[tuple[Matrix, bool | None, bool | None]] = []
+        absent, broken = [], []
+        for name, tied, tied_v4 in asked:
+            matrix = stored.find(name, claim.other_names)
+            if matrix and all(matrix.name != other.name for other, _, _ in found):
+                found.append((matrix, tied, tied_v4))
+            elif matrix is None and stored.is_broken(name, claim.other_names):
+                broken.append(name)
+            elif matrix is None:
+                absent.append((name, tied, tied_v4))
+        if not found:
+            first = group.aliases[0] if group.aliases else None
+            return TieState(
+                group=group,
+                holder=None,
+                absent=tuple((name, first.tied if first else None, first.tied_v4 if first else None) for name, _, _ in absent),
+                broken=tuple(broken),
+            )
+        # a name that nothing ties cannot stand in for the others
+        found.sort(key=lambda entry: entry[1] is False)
+        holder, holder_tied, holder_tied_v4 = found[0]
+        pairs = tuple(
+            Pair(
+                first=holder,
+                second=matrix,
+                tied=_both(holder_tied, tied),
+                tied_v4=_both(holder_tied_v4, tied_v4),
+                relation=relate(holder, matrix, data, self.verify),
+            )
+            for matrix, tied, tied_v4 in found[1:]
+        )
+        if absent and absent[0][0] == group.canonical:
+            # what became of the canonical name depends on whether the holder is tied to it
+            absent[0] = (group.canonical, holder_tied, holder_tied_v4)
+        return TieState(group=group, holder=holder, pairs=pairs, absent=tuple(absent), broken=tuple(broken))
+
+    def _related(
+        self, weights: Iterable[TensorRecord], ends: list[TensorRecord], data: TensorBytes
+    ) -> Iterator[tuple[TensorRecord, TensorRecord, Relation]]:
+        if self.verify is Verify.HEADERS:
+            return
+        for first, second in copies.candidates(weights, ends, data, self.min_waste):
+            relation = relate(Matrix(first.name, (first,)), Matrix(second.name, (second,)), data, self.verify)
+            if relation.kind in (Kind.TRANSPOSED, Kind.CAST):
+                yield first, second, relation
+
+    def _repeats(self, edition: Edition, data: TensorBytes) -> Iterator[tuple[TensorRecord, TensorRecord, Relation]]:
+        seen: dict[str, TensorRecord] = {}
+        if len(edition.files) < 2:
+            return
+        for tensor in edition.tensors:
+            first = seen.setdefault(tensor.name, tensor)
+            if first is not tensor and first.file != tensor.file and not tensor.part:
+                yield first, tensor, relate(Matrix(first.name, (first,)), Matrix(tensor.name, (tensor,)), data, self.verify)
+
+    def _format_pairs(self, data: TensorBytes) -> Iterator[FormatPair]:
+        models = [edition for edition in self.checkpoint.editions if edition.kind == "weights" and _MODEL.match(edition.name)]
+        for second in models[1:]:
+            yield _compared(models[0], second, data, self.verify)
+
+
+def _matrices(state: TieState) -> Iterator[Matrix]:
+    if state.holder:
+        yield state.holder
+    for pair in state.pairs:
+        yield pair.second
+
+
+def _both(first: bool | None, second: bool | None) -> bool | None:
+    """Two names are tied to each other if both are tied to the canonical one."""
+    if first is None or second is None:
+        return None
+    return first and second
+
+
+def _compared(first: Edition, second: Edition, data: TensorBytes, verify: Verify) -> FormatPair:
+    """The tensors that both editions name, by shape and by pages; a cast is no difference."""
+    ours = _by_short_name(first)
+    common, differing = 0, []
+    for name, tensor in _by_short_name(second).items():
+        other = ours.get(name)
+        if other is None or tensor.numel == 0 or other.numel == 0:
+            continue
+        common += 1
+        if other.shape != tensor.shape or (verify is not Verify.HEADERS and not _agree(other, tensor, data)):
+            differing.append((other, tensor))
+    evidence = Evidence.HEADER if verify is Verify.HEADERS else Evidence.SAMPLED
+    return FormatPair(first=first, second=second, common=common, differing=tuple(differing), evidence=evidence)
+
+
+def _by_short_name(edition: Edition) -> dict[str, TensorRecord]:
+    """Names without the words that differ between a state dict in memory and the same on disk; names that then collide are left out.
+
+    transformers renames on saving: `model.language_model.embed_tokens` in memory is `language_model.model.embed_tokens` on disk.
+    """
+    found: dict[str, TensorRecord | None] = {}
+    for tensor in edition.weights:
+        name = ".".join(word for word in plain(tensor.name).split(".") if word not in _MOVING)
+        found[name] = None if name in found else tensor
+    return {name: tensor for name, tensor in found.items() if tensor}
+
+
+def _agree(first: TensorRecord, second: TensorRecord, data: TensorBytes) -> bool:
+    try:
+        if not (data.readable(first) and data.readable(second)):
+            return True  # what cannot be compared accuses nobody
+        if first.dtype == second.dtype:
+            return data.samples_equal(first, second)
+        relation = relate(Matrix(first.name, (first,)), Matrix(second.name, (second,)), data, Verify.SAMPLE)
+    except FormatError:
+        return True
+    return relation.kind not in (Kind.UNRELATED, Kind.SCALED)

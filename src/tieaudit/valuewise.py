@@ -1,0 +1,234 @@
+"""This file holds how two readable tensors relate, found from their bytes and then from their values.
+
+Bytes first: samples reject, a whole compare proves. Only if the bytes differ are numbers decoded (numpy is imported then), from
+rows spread over the matrix; what is found there is proved over all elements where a finding would call bytes wasted.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .bytewise import TensorBytes
+from .checkpoint import TensorRecord
+from .dtypes import DTYPES
+from .kinds import Evidence, Kind, Relation
+
+if TYPE_CHECKING:
+    from .values import Floats
+
+NEAR = 0.8  # cosine of the sampled rows; two independent matrices stay below 0.3, a fine-tuned copy above 0.95
+SAMPLED_ROWS = 16
+SAMPLED_COLUMNS = 4096  # of a row: a hostile header has one of gigabytes
+BLOCK = 1 << 20  # bytes of one side held at once while values are compared
+POINTS = 48  # elements compared to find a transposed copy
+
+
+def compare(a: TensorRecord, b: TensorRecord, data: TensorBytes, *, prove: bool) -> Relation:
+    """The relation of `b` to `a`, both row-major, readable and not empty. FormatError if a file cannot give its bytes."""
+    for tensor in (a, b):
+        if len(tensor.shape) > 1 and data.is_constant(tensor, whole=prove):
+            evidence = Evidence.PROVED if prove else Evidence.SAMPLED
+            return Relation(kind=Kind.CONSTANT, evidence=evidence, detail=f"every element of {tensor.name} is the same")
+    if a.nbytes == b.nbytes and a.shape == b.shape and a.dtype == b.dtype and data.samples_equal(a, b):
+        if not prove:
+            return Relation(kind=Kind.EQUAL, evidence=Evidence.SAMPLED)
+        at = data.first_difference(a, b)
+        if at is None:
+            return Relation(kind=Kind.EQUAL, evidence=Evidence.PROVED)
+        return _changed_rows(a, b, data)
+    return _by_value(a, b, data, prove=prove)
+
+
+def _changed_rows(a: TensorRecord, b: TensorRecord, data: TensorBytes) -> Relation:
+    """Equal in the samples and not in the whole (or said to differ by a checksum): count the rows that differ."""
+    from . import values
+
+    vague = Relation(kind=Kind.NEAR, evidence=Evidence.PROVED, detail="equal in samples, not in the whole")
+    height = a.shape[0] if len(a.shape) == 2 else 0
+    width = a.nbytes // height if height else 0
+    if not height or a.nbytes % height or not 0 < width <= BLOCK:
+        return Relation(kind=Kind.EQUAL, evidence=Evidence.PROVED) if data.first_difference(a, b) is None else vague
+    step = BLOCK // width
+    changed: list[int] = []
+    for row in range(0, height, step):
+        n = min(step, height - row) * width
+        changed.extend(row + number for number in values.differing_rows(data.read(a, row * width, n), data.read(b, row * width, n), width))
+        data.advanced(n)
+    if not changed:
+        return Relation(kind=Kind.EQUAL, evidence=Evidence.PROVED)
+    count, first, last = len(changed), changed[0], changed[-1]
+    if last == height - 1 and count == height - first and count <= max(1, height // 10):
+        return Relation(
+            kind=Kind.PADDED, evidence=Evidence.PROVED, detail=f"rows {first:,} to {last:,} differ, the {first:,} before are equal"
+        )
+    words = f"row {first:,} differs" if count == 1 else f"{count:,} rows differ, the first is row {first:,}"
+    return Relation(kind=Kind.NEAR, evidence=Evidence.PROVED, detail=f"{words}, of {height:,}")
+
+
+def _by_value(a: TensorRecord, b: TensorRecord, data: TensorBytes, *, prove: bool) -> Relation:
+    from . import values
+
+    if not (values.decodable(a.dtype) and values.decodable(b.dtype)):
+        return Relation(kind=Kind.UNRELATED, evidence=Evidence.SAMPLED, detail="the bytes differ")
+    if len(a.shape) == 1 == len(b.shape):
+        a, b = _as_row(a), _as_row(b)
+    if len(a.shape) != 2 or len(b.shape) != 2:
+        return Relation(kind=Kind.UNRELATED, evidence=Evidence.SAMPLED, detail="the bytes differ")
+    rounding = _Rounding.between(a, b)
+    if a.shape == b.shape[::-1] and _transposed(a, b, data, rounding):
+        return _proved_transposed(a, b, data, rounding) if prove else Relation(kind=Kind.TRANSPOSED, evidence=Evidence.SAMPLED)
+    if a.shape[1] != b.shape[1]:
+        return Relation(kind=Kind.UNRELATED, evidence=Evidence.HEADER, detail="the shapes have nothing in common")
+    if a.shape[0] != b.shape[0]:
+        return _padded(a, b, data, prove=prove) or Relation(
+            kind=Kind.ROWS_DIFFER, evidence=Evidence.HEADER, detail=f"{a.shape[0]:,} and {b.shape[0]:,} rows"
+        )
+    numbers = _spread(a.shape[0])
+    ours, theirs = _rows(data, a, numbers), _rows(data, b, numbers)
+    if a.dtype != b.dtype and _is_cast(a, b, ours, theirs, rounding):
+        return _cast(a, b, data, rounding, numbers, prove=prove)
+    scale = values.factor(ours, theirs, rounding.tolerance, rounding.floor)
+    if scale is not None:
+        return Relation(kind=Kind.SCALED, evidence=Evidence.SAMPLED, detail=f"{b.name} = {scale:.6g} x {a.name}")
+    cosine = values.cosine(ours, theirs)
+    equal_rows = values.equal_rows(ours, theirs) if a.dtype == b.dtype else 0
+    if equal_rows and a.shape[0] > 1:
+        return _changed_rows(a, b, data) if prove else _near(cosine, equal_rows, len(numbers))
+    if cosine >= NEAR:
+        return _near(cosine, equal_rows, len(numbers))
+    return Relation(kind=Kind.UNRELATED, evidence=Evidence.SAMPLED, detail=f"cosine {cosine:.3f} over {len(numbers)} rows")
+
+
+@dataclass(frozen=True, slots=True)
+class _Rounding:
+    """How far two elements may be apart and still be one number in two dtypes; 0 if the dtypes are the same."""
+
+    tolerance: float
+    floor: float
+
+    @classmethod
+    def between(cls, a: TensorRecord, b: TensorRecord) -> _Rounding:
+        from . import values
+
+        return cls(2 * max(values.epsilon(a.dtype), values.epsilon(b.dtype)), max(values.smallest(a.dtype), values.smallest(b.dtype)))
+
+
+def _near(cosine: float, equal: int, sampled: int) -> Relation:
+    rows = "every sampled row differs" if not equal else f"{sampled - equal} of {sampled} sampled rows differ"
+    close = "over 0.9999" if cosine > 0.9999 else f"{cosine:.4f}"
+    return Relation(kind=Kind.NEAR, evidence=Evidence.SAMPLED, detail=f"{rows}, cosine {close}")
+
+
+def _as_row(tensor: TensorRecord) -> TensorRecord:
+    return TensorRecord(tensor.name, tensor.dtype, (1, *tensor.shape), tensor.storage, tensor.offset, tensor.nbytes, None, tensor.part)
+
+
+def _spread(height: int) -> list[int]:
+    """Row numbers over the whole height, the first and the last among them."""
+    count = min(height, SAMPLED_ROWS)
+    return sorted({row * (height - 1) // max(1, count - 1) for row in range(count)})
+
+
+def _rows(data: TensorBytes, tensor: TensorRecord, numbers: list[int]) -> Floats:
+    """The begins of these rows, shape (rows, at most SAMPLED_COLUMNS)."""
+    from . import values
+
+    columns = min(tensor.shape[1], SAMPLED_COLUMNS)
+    raw = b"".join(values.raw(data, tensor, number * tensor.shape[1], columns) for number in numbers)
+    return values.decode(raw, tensor.dtype).reshape(len(numbers), columns)
+
+
+def _padded(a: TensorRecord, b: TensorRecord, data: TensorBytes, *, prove: bool) -> Relation | None:
+    """The shorter matrix is the beginning of the longer one."""
+    shared = min(a.nbytes, b.nbytes)
+    if a.dtype != b.dtype or any(
+        data.read(a, at, n) != data.read(b, at, n) for at, n in ((0, min(shared, 4096)), (max(0, shared - 4096), min(shared, 4096)))
+    ):
+        return None
+    if prove and data.first_difference(a, b, shared) is not None:
+        return None
+    short, long = sorted((a.shape[0], b.shape[0]))
+    return Relation(
+        kind=Kind.PADDED,
+        evidence=Evidence.PROVED if prove else Evidence.SAMPLED,
+        detail=f"the first {short:,} rows are equal, rows {short:,} to {long - 1:,} are on one side only",
+    )
+
+
+def _is_cast(a: TensorRecord, b: TensorRecord, ours: Floats, theirs: Floats, rounding: _Rounding) -> bool:
+    """The wider side rounds to the narrower one bit for bit (what overflows becomes infinite), or they agree up to rounding."""
+    from . import values
+
+    if DTYPES[a.dtype].bits != DTYPES[b.dtype].bits:
+        a_wider = DTYPES[a.dtype].bits > DTYPES[b.dtype].bits
+        wide, narrow, dtype = (ours, theirs, b.dtype) if a_wider else (theirs, ours, a.dtype)
+        rounded = values.encode(wide, dtype)
+        if rounded is not None and rounded == values.encode(narrow, dtype):
+            return True
+    return values.same_up_to_rounding(ours, theirs, rounding.tolerance, rounding.floor)
+
+
+def _cast(a: TensorRecord, b: TensorRecord, data: TensorBytes, rounding: _Rounding, numbers: list[int], *, prove: bool) -> Relation:
+    """The sampled rows agree up to rounding: say how one side came from the other, and prove it over all elements."""
+    from . import values
+
+    wide, narrow = sorted((a, b), key=lambda tensor: -DTYPES[tensor.dtype].bits)
+    columns = min(a.shape[1], SAMPLED_COLUMNS)
+    big, small = ([values.raw(data, tensor, number * tensor.shape[1], columns) for number in numbers] for tensor in (wide, narrow))
+    widened = [values.encode(values.decode(row, narrow.dtype), wide.dtype) for row in small]
+    rounded = [values.encode(values.decode(row, wide.dtype), narrow.dtype) for row in big]
+    if widened == big:
+        how = f"{wide.name} is {narrow.name} widened to {wide.dtype}"
+    elif rounded == small:
+        how = f"{narrow.name} is {wide.name} rounded to {narrow.dtype}"
+    else:
+        how = f"{a.dtype} and {b.dtype}, equal up to rounding"
+    if not prove:
+        return Relation(kind=Kind.CAST, evidence=Evidence.SAMPLED, detail=how)
+    total, step = a.numel, BLOCK // 8
+    for at in range(0, total, step):
+        count = min(step, total - at)
+        one, other = values.flat(data, a, at, count), values.flat(data, b, at, count)
+        data.advanced(count * DTYPES[narrow.dtype].bits // 8)
+        if not _is_cast(a, b, one, other, rounding):
+            return Relation(
+                kind=Kind.NEAR, evidence=Evidence.PROVED, detail=f"equal after a cast in samples, not in row {at // a.shape[1]:,} or behind"
+            )
+    return Relation(kind=Kind.CAST, evidence=Evidence.PROVED, detail=how)
+
+
+def _transposed(a: TensorRecord, b: TensorRecord, data: TensorBytes, rounding: _Rounding) -> bool:
+    from . import values
+
+    # seeded: the same file always gets the same answer
+    dice = random.Random(a.nbytes)  # noqa: S311  nothing secret
+    places = [(dice.randrange(a.shape[0]), dice.randrange(a.shape[1])) for _ in range(POINTS)]
+    ours = b"".join(values.raw(data, a, row * a.shape[1] + column, 1) for row, column in places)
+    theirs = b"".join(values.raw(data, b, column * b.shape[1] + row, 1) for row, column in places)
+    if a.dtype == b.dtype:
+        return ours == theirs
+    return values.same_up_to_rounding(values.decode(ours, a.dtype), values.decode(theirs, b.dtype), rounding.tolerance, rounding.floor)
+
+
+def _proved_transposed(a: TensorRecord, b: TensorRecord, data: TensorBytes, rounding: _Rounding) -> Relation:
+    """Tiles of `a` against the swapped tiles of `b`, each read row by row."""
+    from . import values
+
+    height, width = a.shape
+    columns = min(width, BLOCK // 8)
+    rows = max(1, BLOCK // 8 // columns)
+    for row in range(0, height, rows):
+        n = min(rows, height - row)
+        for column in range(0, width, columns):
+            m = min(columns, width - column)
+            tile = b"".join(values.raw(data, a, (row + i) * width + column, m) for i in range(n))
+            other = b"".join(values.raw(data, b, (column + j) * height + row, n) for j in range(m))
+            ours = values.decode(tile, a.dtype).reshape(n, m)
+            theirs = values.decode(other, b.dtype).reshape(m, n).T
+            data.advanced(len(tile))
+            tolerance, floor = (0.0, 0.0) if a.dtype == b.dtype else (rounding.tolerance, rounding.floor)
+            if not values.same_up_to_rounding(ours, theirs, tolerance, floor):
+                return Relation(kind=Kind.UNRELATED, evidence=Evidence.PROVED, detail="transposed in samples, not in the whole")
+    return Relation(kind=Kind.TRANSPOSED, evidence=Evidence.PROVED, detail=f"{tuple(b.shape)} against {tuple(a.shape)}")
