@@ -144,6 +144,19 @@ def test_diverged_advice_offers_both_repairs_and_says_what_is_lost() -> None:
     assert "lost" in finding.fix
 
 
+def test_headline_of_equal_untied_matrices_does_not_call_them_different() -> None:
+    report = audit(CASES / "info_untied_equal")
+    assert "equal" in report.reason
+    assert "separate" not in report.reason
+
+
+def test_training_saves_nothing_on_a_name_that_is_a_matrix_of_its_own() -> None:
+    [tie] = audit(CASES / "ok_t5_v11_shared_only").ties
+    # encoder and decoder share, the head does not: per element two bytes of gradient and eight of Adam, twice
+    assert tie.saves_bytes == 2 * tie.nbytes
+    assert tie.training_bytes == 2 * tie.numel * (2 + 8)
+
+
 def test_vlm_case_names_the_reader_that_differs() -> None:
     [finding] = audit(CASES / "warn_vlm_absent_false").findings
     assert "transformers 5" in finding.message

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from loaders.memory_source import MemorySource
 
+from loaders.memory_source import MemorySource
 from tieaudit.bytewise import CHUNK, TensorBytes
 from tieaudit.checkpoint import Storage, TensorRecord
 from tieaudit.dtypes import DTYPES
@@ -44,14 +44,14 @@ def narrowed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return (tensor * 1000).abs().to(dtype) if not dtype.is_floating_point else (10 * tensor).to(dtype)
 
 
-def raw(name: str, dtype: str, shape: tuple[int, ...], data: bytes, file: str = "", crc: int | None = None) -> tuple[TensorRecord, MemorySource]:
+def raw(
+    name: str, dtype: str, shape: tuple[int, ...], data: bytes, file: str = "", crc: int | None = None
+) -> tuple[TensorRecord, MemorySource]:
     file = file or name
     return TensorRecord(name, dtype, shape, Storage(file, "0", 0, len(data), crc), 0, len(data)), MemorySource(file, data)
 
 
-def related(
-    first: tuple[TensorRecord, MemorySource], second: tuple[TensorRecord, MemorySource], verify: Verify = Verify.FULL
-) -> Relation:
+def related(first: tuple[TensorRecord, MemorySource], second: tuple[TensorRecord, MemorySource], verify: Verify = Verify.FULL) -> Relation:
     (a, source), (b, other) = first, second
     data = TensorBytes({source.name: source, other.name: other})
     return relate(Matrix(a.name, (a,)), Matrix(b.name, (b,)), data, verify)
@@ -441,7 +441,15 @@ def test_empty_tensors_are_not_compared(first: tuple[int, ...], second: tuple[in
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [((64, 32), (64, 31)), ((64, 32), (2048,)), ((64, 32), (4, 16, 32)), ((4, 16, 32), (4, 16, 31)), ((64,), (65,)), ((), (1,)), ((), (64, 32))],
+    [
+        ((64, 32), (64, 31)),
+        ((64, 32), (2048,)),
+        ((64, 32), (4, 16, 32)),
+        ((4, 16, 32), (4, 16, 31)),
+        ((64,), (65,)),
+        ((), (1,)),
+        ((), (64, 32)),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("verify", Verify)

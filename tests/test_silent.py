@@ -544,6 +544,19 @@ def test_unknown_class_with_two_matrices_is_silent(tmp_path: Path) -> None:
     assert audit(folder(tmp_path, files)).verdict == "ok"
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("text_encoder.token_embedding.weight", "speech_encoder.token_embedding.weight"),
+        ("local_encoder.embed_tokens.weight", "patcher.embed_tokens.weight", "patcher.lm_head.weight"),
+    ],
+)
+def test_flag_of_an_unknown_class_with_several_embeddings_ties_none_of_them(names: tuple[str, ...], tmp_path: Path) -> None:
+    tensors = {name: matrix(seed) for seed, name in enumerate(names)}
+    files = {"config.json": config("OwnModel", "own", tie_word_embeddings=True), "model.safetensors": safetensors(tensors)}
+    assert alarms(audit(folder(tmp_path, files))) == []
+
+
 def test_nan_in_both_names_of_one_storage_is_no_difference(tmp_path: Path) -> None:
     shared = torch_tensor(matrix(1))
     shared[3, 3] = float("nan")

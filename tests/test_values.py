@@ -69,7 +69,9 @@ def test_integers_decode_as_in_torch(dtype: str) -> None:
 
 def test_float64_is_rounded_to_float32_as_torch_does() -> None:
     dice = np.random.default_rng(5)
-    raw = np.concatenate([dice.standard_normal(2000) * 10.0 ** dice.integers(-320, 308, 2000), [np.nan, np.inf, -np.inf, 1e308, 5e-324, -0.0]])
+    raw = np.concatenate(
+        [dice.standard_normal(2000) * 10.0 ** dice.integers(-320, 308, 2000), [np.nan, np.inf, -np.inf, 1e308, 5e-324, -0.0]]
+    )
     assert same_bits(values.decode(raw.tobytes(), "F64"), torch.from_numpy(raw).float())
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from .extents import Extent
 
@@ -111,7 +112,7 @@ class ShardIndex:
     total_size: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Edition:
     """Files that together are one copy of the weights: one file, or the shards of one index.
 
@@ -129,12 +130,12 @@ class Edition:
     missing: tuple[str, ...] = ()
     whole: bool = True
 
-    @property
+    @cached_property
     def tensors(self) -> tuple[TensorRecord, ...]:
         """Of all files that readers of this edition open, in file order."""
         return tuple(tensor for file in self.files for tensor in file.tensors)
 
-    @property
+    @cached_property
     def weights(self) -> tuple[TensorRecord, ...]:
         """The tensors of the model: no optimizer state, no averages kept beside it."""
         return tuple(tensor for tensor in self.tensors if not tensor.part)

@@ -267,12 +267,14 @@ def _by_names(config: Config | None, stored: StoredNames, why: str) -> Claim:
     """The pair that names and shapes suggest; claimed only if a flag says so."""
     embeddings, heads = guess_pairs(stored)
     key = next((key for key in FLAG_KEYS if config and type(config.at(key)) is bool), None)
-    flag: bool | None = None
-    source = f"unknown: judged by names and shapes ({why})"
-    if config and key:
-        flag = bool(config.at(key))
-        source = f"{'tied' if flag else 'untied'}: {key} is {str(flag).lower()} in {config.file}; names and shapes ({why})"
+    flag = bool(config.at(key)) if config and key else None
     names = [matrix.name for matrix in (*embeddings, *heads)]
+    if len(embeddings) > 1 or len(heads) > 1:
+        # the flag speaks of one embedding and one head; which of several it means, only the code knows
+        flag = None
+    source = f"unknown: judged by names and shapes ({why})"
+    if config and flag is not None:
+        source = f"{'tied' if flag else 'untied'}: {key} is {str(flag).lower()} in {config.file}; names and shapes ({why})"
     groups: tuple[TieGroup, ...] = ()
     if len(names) > 1 or (names and flag):
         aliases = tuple(Alias(name, flag, flag) for name in names[1:])
@@ -291,7 +293,7 @@ def _unknown(config: Config) -> str:
     name = config.architectures[0] if config.architectures else config.model_type
     if not name:
         return f"{config.file} names no architecture"
-    return f"{name} is {'remote code' if config.remote_code else 'not a class of transformers'}"
+    return f"{name} is {'remote code' if config.remote_code else 'not in the catalog'}"
 
 
 def _is_drafter(config: Config, stored: StoredNames) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 from .checkpoint import Problem
 from .errors import FormatError
+from .loaders.safetensors import JSON_TYPES
 from .loaders.sharded import read_json
 from .sources.local import LocalFolder
 
@@ -74,6 +75,6 @@ def read(folder: LocalFolder) -> tuple[Config | None, Problem | None]:
         except FormatError as error:
             return None, Problem(file=name, what=error.what, offset=error.offset)
         if not isinstance(data, dict):
-            return None, Problem(file=name, what=f"is a JSON {type(data).__name__}, not an object", offset=0)
+            return None, Problem(file=name, what=f"is {JSON_TYPES[type(data)]}, not a JSON object", offset=0)
         return Config(name, data), None
     return None, None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import chain, islice
 
 from .bytewise import TensorBytes, crcs_differ, element, one_word
@@ -24,6 +25,16 @@ DETERMINISTIC = re.compile(
     r"masked_bias|attn\.bias|attention\.bias|mask|window|mel_filters?|fbank|num_batches_tracked|anchor\w*|alibi\w*|slopes|"
     r"quant_map|nested_quant_map|final_logits_bias|dt_bias|conv_kernel|sinusoid\w*|embed_positions\.weights?)$"
 )
+
+
+@lru_cache(maxsize=4096)
+def _fixed(tail: str) -> bool:
+    return DETERMINISTIC.search(tail) is not None
+
+
+def deterministic(name: str) -> bool:
+    """True if a formula fixes the values. The last two parts of the name decide, and they repeat in every layer."""
+    return _fixed(".".join(name.rsplit(".", 2)[-2:]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +66,7 @@ def scan(
     groups: dict[int, list[TensorRecord]] = {}
     storages: set[tuple[str, str, int, int]] = set()
     for tensor in tensors:
-        if tensor.nbytes < min_nbytes or len(tensor.shape) < 2 or DETERMINISTIC.search(tensor.name):
+        if tensor.nbytes < min_nbytes or len(tensor.shape) < 2 or deterministic(tensor.name):
             continue
         place = (tensor.storage.file, tensor.storage.ident, tensor.offset, tensor.nbytes)
         if place in storages or not data.readable(tensor):
@@ -76,17 +87,18 @@ def _split(group: list[TensorRecord], data: TensorBytes, verify: Verify, found: 
         # alone in its size: no copy is possible, only whether it is all one number is worth a page
         _sampled(group[0], data, found)
         return
-    pages: dict[object, list[TensorRecord]] = {}
+    pages: dict[int, list[TensorRecord]] = {}
     for tensor in group:
         page = _sampled(tensor, data, found)
         if page is not None:
-            pages.setdefault(page, []).append(tensor)
+            # the hash alone: 70,000 pages are 280 MB, and what it takes for equal is compared again
+            pages.setdefault(hash(page), []).append(tensor)
     for candidates in pages.values():
         if len(candidates) > 1:
             found.copies.extend(_classes(candidates, data, verify, found))
 
 
-def _sampled(tensor: TensorRecord, data: TensorBytes, found: Scan) -> object | None:
+def _sampled(tensor: TensorRecord, data: TensorBytes, found: Scan) -> bytes | None:
     """The middle page of the tensor; None if it is a constant or cannot be read."""
     try:
         page = data.sample(tensor, 0)
@@ -143,15 +155,19 @@ def candidates(
         if tensor.shape == end.shape[::-1] and tensor.shape != end.shape and tensor.name not in names
     )
     groups: dict[object, list[TensorRecord]] = {}
-    if len({tensor.dtype for tensor in matrices}) > 1:
+    dtypes: dict[tuple[int, ...], set[str]] = {}
+    for tensor in matrices:
+        dtypes.setdefault(tensor.shape, set()).add(tensor.dtype)
+    mixed = {shape for shape, found in dtypes.items() if len(found) > 1}
+    if mixed:
         for tensor in matrices:
-            if DTYPES[tensor.dtype].kind == "float" and tensor.name not in names:
+            if tensor.shape in mixed and DTYPES[tensor.dtype].kind == "float" and tensor.name not in names:
                 key = (tensor.shape, tuple(_NUMBER.findall(tensor.name)), tuple(tensor.name.split(".")[-2:]))
                 groups.setdefault(key, []).append(tensor)
     recast = (
         (group[0], tensor)
         for group in groups.values()
         for tensor in group[1:]
-        if tensor.dtype != group[0].dtype and not DETERMINISTIC.search(tensor.name)
+        if tensor.dtype != group[0].dtype and not deterministic(tensor.name)
     )
     return islice(chain(swapped, recast), MAX_PAIRS)

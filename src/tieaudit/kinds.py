@@ -47,9 +47,11 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relation:
-    """`detail` is a clause in words: the factor, the cosine, the rows. `readable` is False if a file did not give its bytes."""
+    """`detail` is a clause in words: the factor, the cosine, the rows. `readable` is False if a file did not give its bytes.
+    `redundant` names the side of a cast that can be computed from the other without loss."""
 
     kind: Kind
     evidence: Evidence
     detail: str = ""
     readable: bool = True
+    redundant: str = ""

@@ -104,7 +104,8 @@ class StoredNames:
 
 def plain(name: str) -> str:
     """The name without wrappers of training frameworks."""
-    return _WRAPPERS.sub("", name) if "." in name else name
+    # looked at first: a pattern over 70,000 names takes a tenth of a second
+    return _WRAPPERS.sub("", name) if "_mod" in name or name.startswith(("module.", "base_model.")) else name
 
 
 def guess_pairs(stored: StoredNames) -> tuple[list[Matrix], list[Matrix]]:

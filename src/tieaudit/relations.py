@@ -6,7 +6,7 @@ A difference in one sampled byte proves that two tensors differ; what kind of di
 
 from __future__ import annotations
 
-from .bytewise import TensorBytes, crcs_differ
+from .bytewise import TensorBytes, crcs_differ, crcs_equal
 from .checkpoint import TensorRecord
 from .errors import FormatError
 from .kinds import Evidence, Kind, Relation, Verify, weakest
@@ -43,6 +43,8 @@ def _by_headers(a: TensorRecord, b: TensorRecord) -> Relation:
         return Relation(kind=Kind.ROWS_DIFFER, evidence=Evidence.HEADER, detail=f"{a.shape[0]:,} and {b.shape[0]:,} rows")
     if crcs_differ(a, b):
         return _not_compared("the recorded checksums differ; how, only the bytes can tell")
+    if crcs_equal(a, b):
+        return _not_compared("the recorded checksums are equal; only the bytes can prove it")
     return _not_compared("only headers were read (--verify headers)")
 
 

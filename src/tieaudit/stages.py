@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, LoadedFile
 from .config import read
 from .errors import OptionError, TargetError
 from .evidence import Gathering, Progress
@@ -27,8 +27,8 @@ def audit(
     target: str | os.PathLike[str],
     *,
     verify: str = Verify.FULL,
-    select: Iterable[str] = (),
-    ignore: Iterable[str] = (),
+    select: str | Iterable[str] = (),
+    ignore: str | Iterable[str] = (),
     min_waste: int = MIN_WASTE,
     progress: Progress = lambda *_: None,
 ) -> Report:
@@ -43,14 +43,15 @@ def audit(
         level = Verify(verify)
     except ValueError:
         raise OptionError("--verify", str(verify), "headers, sample or full") from None
-    registry.matching((*select, *ignore), "--select or --ignore")
+    chosen, left = ((words,) if isinstance(words, str) else tuple(words) for words in (select, ignore))
+    registry.matching((*chosen, *left), "--select or --ignore")
     folder, only = resolve(os.fspath(target))
     try:
         checkpoint = sharded.load(folder, os.fspath(target), only, progress)
         _demand_something(checkpoint, folder, only)
         config, fault = read(folder)
         case = Gathering(folder, checkpoint, config, level, min_waste, progress).case(fault)
-        findings, wasted = registry.run(case, select, ignore)
+        findings, wasted = registry.run(case, chosen, left)
     finally:
         folder.close()
     return Report(
@@ -84,20 +85,23 @@ def _demand_something(checkpoint: Checkpoint, folder: LocalFolder, only: str | N
 
 
 def _totals(case: Case, wasted: int) -> Totals:
-    storages = {(storage.file, storage.ident): storage.nbytes for file in case.checkpoint.files for storage in file.storages}
+    stored_nbytes = sum(sum({storage.ident: storage.nbytes for storage in file.storages}.values()) for file in case.checkpoint.files)
     dead = sum(end - begin for file in case.checkpoint.files for begin, end in file.dead)
     primary = next(iter(case.judged), None)
-    weights = primary.edition.weights if primary else ()
-    views = {tensor.view[:4]: tensor.numel for tensor in weights}
-    stored = sum(views.values())
+    stored = sum(map(_elements, primary.edition.files)) if primary else 0
     repeated = sum(numel for _, numel in _repeated(primary)) if primary else 0
     return Totals(
         tensors=sum(len(file.tensors) for file in case.checkpoint.files),
         parameters_stored=stored,
         parameters_unique=stored - repeated,
-        nbytes_stored=sum(storages.values()) + dead,
+        nbytes_stored=stored_nbytes + dead,
         nbytes_wasted=wasted,
     )
+
+
+def _elements(file: LoadedFile) -> int:
+    """Elements of the weights in a file; views of the same bytes count once."""
+    return sum({(tensor.storage.ident, tensor.offset, tensor.shape): tensor.numel for tensor in file.tensors if not tensor.part}.values())
 
 
 def _repeated(case: EditionCase) -> set[tuple[str, int]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from .bytewise import TensorBytes
@@ -87,8 +88,8 @@ def _by_value(a: TensorRecord, b: TensorRecord, data: TensorBytes, *, prove: boo
         )
     numbers = _spread(a.shape[0])
     ours, theirs = _rows(data, a, numbers), _rows(data, b, numbers)
-    if a.dtype != b.dtype and _is_cast(a, b, ours, theirs, rounding):
-        return _cast(a, b, data, rounding, numbers, prove=prove)
+    if a.dtype != b.dtype and (cast := _cast(a, b, data, rounding, numbers, prove=prove)):
+        return cast
     scale = values.factor(ours, theirs, rounding.tolerance, rounding.floor)
     if scale is not None:
         return Relation(kind=Kind.SCALED, evidence=Evidence.SAMPLED, detail=f"{b.name} = {scale:.6g} x {a.name}")
@@ -157,46 +158,55 @@ def _padded(a: TensorRecord, b: TensorRecord, data: TensorBytes, *, prove: bool)
     )
 
 
-def _is_cast(a: TensorRecord, b: TensorRecord, ours: Floats, theirs: Floats, rounding: _Rounding) -> bool:
-    """The wider side rounds to the narrower one bit for bit (what overflows becomes infinite), or they agree up to rounding."""
+class _Fit(IntEnum):
+    """How well one side is the other in another dtype; each includes the ones before it."""
+
+    NO = 0
+    CLOSE = 1  # equal up to rounding
+    ROUNDED = 2  # the narrow side is the wide one rounded
+    WIDENED = 3  # the wide side holds nothing that the narrow one does not
+
+
+def _fit(wide: bytes, narrow: bytes, dtypes: tuple[str, str], rounding: _Rounding) -> _Fit:
+    """The fit of two runs of elements; `dtypes` of the wide and of the narrow side."""
     from . import values
 
-    if DTYPES[a.dtype].bits != DTYPES[b.dtype].bits:
-        a_wider = DTYPES[a.dtype].bits > DTYPES[b.dtype].bits
-        wide, narrow, dtype = (ours, theirs, b.dtype) if a_wider else (theirs, ours, a.dtype)
-        rounded = values.encode(wide, dtype)
-        if rounded is not None and rounded == values.encode(narrow, dtype):
-            return True
-    return values.same_up_to_rounding(ours, theirs, rounding.tolerance, rounding.floor)
+    big, small = values.decode(wide, dtypes[0]), values.decode(narrow, dtypes[1])
+    if values.encode(small, dtypes[0]) == wide:
+        return _Fit.WIDENED
+    if values.encode(big, dtypes[1]) == narrow:
+        return _Fit.ROUNDED
+    return _Fit.CLOSE if values.same_up_to_rounding(big, small, rounding.tolerance, rounding.floor) else _Fit.NO
 
 
-def _cast(a: TensorRecord, b: TensorRecord, data: TensorBytes, rounding: _Rounding, numbers: list[int], *, prove: bool) -> Relation:
-    """The sampled rows agree up to rounding: say how one side came from the other, and prove it over all elements."""
+def _cast(a: TensorRecord, b: TensorRecord, data: TensorBytes, rounding: _Rounding, numbers: list[int], *, prove: bool) -> Relation | None:
+    """One side is the other in another dtype, by the sampled rows and (`prove`) by all elements; None if it is not."""
     from . import values
 
     wide, narrow = sorted((a, b), key=lambda tensor: -DTYPES[tensor.dtype].bits)
-    columns = min(a.shape[1], SAMPLED_COLUMNS)
-    big, small = ([values.raw(data, tensor, number * tensor.shape[1], columns) for number in numbers] for tensor in (wide, narrow))
-    widened = [values.encode(values.decode(row, narrow.dtype), wide.dtype) for row in small]
-    rounded = [values.encode(values.decode(row, wide.dtype), narrow.dtype) for row in big]
-    if widened == big:
-        how = f"{wide.name} is {narrow.name} widened to {wide.dtype}"
-    elif rounded == small:
-        how = f"{narrow.name} is {wide.name} rounded to {narrow.dtype}"
-    else:
-        how = f"{a.dtype} and {b.dtype}, equal up to rounding"
-    if not prove:
-        return Relation(kind=Kind.CAST, evidence=Evidence.SAMPLED, detail=how)
-    total, step = a.numel, BLOCK // 8
+    dtypes, columns = (wide.dtype, narrow.dtype), min(a.shape[1], SAMPLED_COLUMNS)
+
+    def fit(start: int, count: int) -> _Fit:
+        return _fit(values.raw(data, wide, start, count), values.raw(data, narrow, start, count), dtypes, rounding)
+
+    found = min(fit(number * a.shape[1], columns) for number in numbers)
+    if found is _Fit.NO:
+        return None
+    total, step = (a.numel, BLOCK // 8) if prove else (0, 1)
     for at in range(0, total, step):
         count = min(step, total - at)
-        one, other = values.flat(data, a, at, count), values.flat(data, b, at, count)
         data.advanced(count * DTYPES[narrow.dtype].bits // 8)
-        if not _is_cast(a, b, one, other, rounding):
+        found = min(found, fit(at, count))
+        if found is _Fit.NO:
             return Relation(
                 kind=Kind.NEAR, evidence=Evidence.PROVED, detail=f"equal after a cast in samples, not in row {at // a.shape[1]:,} or behind"
             )
-    return Relation(kind=Kind.CAST, evidence=Evidence.PROVED, detail=how)
+    how, redundant = {
+        _Fit.WIDENED: (f"{wide.name} is {narrow.name} widened to {wide.dtype}", wide.name),
+        _Fit.ROUNDED: (f"{narrow.name} is {wide.name} rounded to {narrow.dtype}", narrow.name),
+        _Fit.CLOSE: (f"{a.dtype} and {b.dtype}, equal up to rounding", ""),
+    }[found]
+    return Relation(kind=Kind.CAST, evidence=Evidence.PROVED if prove else Evidence.SAMPLED, detail=how, redundant=redundant)
 
 
 def _transposed(a: TensorRecord, b: TensorRecord, data: TensorBytes, rounding: _Rounding) -> bool:

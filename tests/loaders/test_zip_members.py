@@ -46,7 +46,7 @@ def entry_of(data: bytes, name: bytes) -> int:
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 @pytest.mark.parametrize("comment", [b"", b"c" * 30_000])
 @pytest.mark.parametrize("stream", [False, True])
-def test_contents_are_those_of_zipfile(method: int, comment: bytes, stream: bool) -> None:  # noqa: FBT001
+def test_contents_are_those_of_zipfile(method: int, comment: bytes, stream: bool) -> None:
     data = archive(method, comment=comment, stream=stream)
     members, layout, directory = opened(data)
     assert {member.name: members.contents(member, 1000)[1] for member in directory.members} == CONTENTS

@@ -1,7 +1,7 @@
 """This file holds the command that makes architectures.json.gz from installed transformers.
 
     python -m tieaudit.catalog.generate observe --out v5.json            # under transformers 5
-    python -m tieaudit.catalog.generate observe --out v4.json --like v5.json   # under transformers 4.57
+    python -m tieaudit.catalog.generate observe --out v4.json --configs v5.json   # under transformers 4.57
     python -m tieaudit.catalog.generate merge v5.json v4.json
 
 Every class runs in a forked child with limits of its own, so one bad class cannot stop the run.
@@ -15,7 +15,7 @@ import os
 import resource
 import signal
 import sys
-import time
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ MEMORY = 10 << 30  # bytes of address space per child, beyond the parent's own
 
 def observe(names: Sequence[str] = (), like: Json | None = None, jobs: int = 2) -> Json:
     """Return the observations of the named architectures, or of all, by the installed transformers."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     import torch
     import transformers
 
@@ -58,18 +59,20 @@ def observe(names: Sequence[str] = (), like: Json | None = None, jobs: int = 2) 
 def in_children(names: Iterable[str], work: Callable[[str], Json], jobs: int, seconds: int = SECONDS) -> dict[str, Json]:
     """Return `work(name)` for each name, each in a forked child; a child that dies gives {"error": reason}."""
     results: dict[str, Json] = {}
-    running: dict[int, tuple[str, int, float]] = {}
+    running: dict[int, tuple[str, int]] = {}
     queue = list(reversed(list(names)))
     while queue or running:
         while queue and len(running) < jobs:
             name = queue.pop()
             output = os.memfd_create(name)
-            child = os.fork()
+            with warnings.catch_warnings():  # Python 3.12 warns of threads; the parent's are idle and torch's pool is unused
+                warnings.simplefilter("ignore", DeprecationWarning)
+                child = os.fork()
             if child == 0:
                 _child(name, work, output, seconds)
-            running[child] = (name, output, time.monotonic())
+            running[child] = (name, output)
         child, status = os.wait()
-        name, output, _ = running.pop(child)
+        name, output = running.pop(child)
         with os.fdopen(output, "rb") as file:
             file.seek(0)
             text = file.read()
@@ -96,7 +99,6 @@ def _child(name: str, work: Callable[[str], Json], output: int, seconds: int) ->
             result = {"error": "out of memory"}
         except BaseException as error:  # whatever a class does in its own child is that class' result
             result = {"error": f"{type(error).__name__}: {error}"[:300]}
-        os.write(output, b"")
         with os.fdopen(output, "wb", closefd=False) as file:
             file.write(json.dumps(result).encode())
         code = 0
@@ -117,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     seeing = commands.add_parser("observe", help="build every architecture of the installed transformers")
     seeing.add_argument("--out", type=Path, required=True)
-    seeing.add_argument("--like", type=Path, help="observations of another version, whose configs are used again")
+    seeing.add_argument("--configs", type=Path, help="observations of another version, whose configs are used again")
     seeing.add_argument("--jobs", type=int, default=2)
     seeing.add_argument("names", nargs="*", help="only these architectures")
     merging = commands.add_parser("merge", help="write the catalog from two observations")
@@ -126,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     merging.add_argument("--out", type=Path, default=CATALOG)
     options = parser.parse_args(arguments)
     if options.command == "observe":
-        like = json.loads(options.like.read_text()) if options.like else None
+        like = json.loads(options.configs.read_text()) if options.configs else None
         options.out.write_text(json.dumps(observe(options.names, like, options.jobs)))
     else:
         older = json.loads(options.v4.read_text()) if options.v4 else {}

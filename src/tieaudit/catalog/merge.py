@@ -62,11 +62,11 @@ def entry(v5: Json, v4: Json | None) -> Json:
     now = _Reading(v5)
     then = _Reading(v4) if v4 and "structures" in v4 else None
     keys = list(dict.fromkeys([*v5["keys"], *(v4["keys"] if v4 and then else ())]))
-    pairs = now.pairs() + [pair for pair in (then.pairs_as(now) if then else ())]
+    pairs = [*now.pairs(), *(then.pairs_as(now) if then else ())]
     embedding, head = now.end("embedding"), now.end("head")
-    if embedding and head and embedding != head and not any(head in pair for pair in pairs):
-        if v5["embedding"]["shape"] == v5["head"]["shape"]:
-            pairs.append((embedding, head))
+    alike = embedding and head and embedding != head and v5["embedding"]["shape"] == v5["head"]["shape"]
+    if embedding and head and alike and not any(head in pair for pair in pairs):
+        pairs.append((embedding, head))  # never tied: says that a file needs its head
     rows = [_Row(pair, now, then, keys) for pair in dict.fromkeys(pairs)]
     rows = [row for row in rows if row.stored]
     deciding = [
@@ -345,7 +345,7 @@ def _pattern(members: Sequence[Json], names: frozenset[str]) -> Json | None:
     matcher = re.compile(re.sub(r"\\\{.\\\}", r"\\d+", re.escape(texts[1])))
     if any(matcher.fullmatch(name) and name not in covered for name in names):
         return None
-    tables = {v: functools.reduce(_union, (tie[v] for tie in members)) for v in ("v5", "v4") if v in members[0]}
+    tables: Json = {v: functools.reduce(_union, (tie[v] for tie in members)) for v in ("v5", "v4") if v in members[0]}
     return {**members[0], **tables, "canonical": texts[0], "alias": texts[1], "names": (texts[2], texts[3])}
 
 

@@ -66,20 +66,15 @@ def observe(cls: type[PreTrainedModel], like: Json | None = None) -> Json:
     structures = list(dict.fromkeys(structure for structure in table if structure.names))
     seen["keys"] = [".".join(key) for key in keys]
     seen["table"] = [structures.index(structure) if structure.names else -1 for structure in table]
-    seen["structures"] = [
-        {"groups": structure.groups, "names": sorted(structure.names)} for structure in structures
-    ]
+    seen["structures"] = [{"groups": structure.groups, "names": sorted(structure.names)} for structure in structures]
     seen["default"] = structures.index(probe.default) if probe.default in structures else -1
     seen["kinds"] = kinds(model, _interesting(structures, embedding, head))
     values = [dict(zip(keys, states, strict=True)) for states in itertools.product(STATES, repeat=len(keys))]
     seen["saved"] = [
-        _saved(cls, tiny.with_values(config, values[seen["table"].index(number)]), structure)
-        for number, structure in enumerate(structures)
+        _saved(cls, tiny.with_values(config, values[seen["table"].index(number)]), structure) for number, structure in enumerate(structures)
     ]
     seen["rows"] = {
-        role: found
-        for role, name in (("embedding", embedding), ("head", head))
-        if name and (found := _rows(cls, config, name))
+        role: found for role, name in (("embedding", embedding), ("head", head)) if name and (found := _rows(cls, config, name))
     }
     if any(sum(bool(_INTEGER.search(name)) for name in group) > 1 for structure in structures for group in structure.groups):
         seen["layout"] = probe.layout(dict.fromkeys(switches, True))
@@ -168,11 +163,14 @@ class _Probe:
             if any(self._matters(start, path) for start in starts):
                 keys[path] = None
         others = [path for path in _booleans(self.config) if path not in switches]
+        found: dict[Path, None] = {}
         for _ in range(2):  # twice: a boolean may be accepted only together with another one
-            base = {**starts[0], **{path: True for path in keys if path in others}}
-            for path in others:
-                if path not in keys and any(self._matters(start, path, adding=True) for start in (base, {})):
-                    keys[path] = None
+            base = {**starts[0], **dict.fromkeys(found, True)}
+            new = [path for path in others if path not in found and self._adds(base, path)]
+            found |= dict.fromkeys(new)
+            if not new:
+                break
+        keys |= found
         ordered = sorted(keys, key=lambda path: (path[-1] != FLAG, len(path), path))
         return ordered[:MAX_KEYS]
 
@@ -185,10 +183,14 @@ class _Probe:
                 found[".".join(path)] = value
         return found
 
-    def _matters(self, start: Mapping[Path, Any], path: Path, *, adding: bool = False) -> bool:
+    def _matters(self, start: Mapping[Path, Any], path: Path) -> bool:
         outcomes = [self.at({**start, path: state}) for state in STATES]
-        pairs = itertools.combinations(outcomes, 2)
-        return any(one.contradicts(two) or (adding and one.adds(two)) for one, two in pairs)
+        return any(one.contradicts(two) for one, two in itertools.combinations(outcomes, 2))
+
+    def _adds(self, start: Mapping[Path, Any], path: Path) -> bool:
+        """Whether the other value of a boolean changes a tie or brings one into being."""
+        one, two = self.at(start), self.at({**start, path: not tiny.get(self.config, path)})
+        return one.contradicts(two) or one.adds(two)
 
 
 def _instance(cls: type[PreTrainedModel], like: Json | None) -> tuple[PreTrainedModel, Json, bool]:
@@ -197,7 +199,7 @@ def _instance(cls: type[PreTrainedModel], like: Json | None) -> tuple[PreTrained
             return tiny.build(cls, like["config"]), like["config"], True
         except MemoryError:
             raise
-        except Exception:  # the other version's config does not fit this class: shrink this version's own
+        except Exception:  # noqa: S110  (the other version's config does not fit this class: shrink this version's own)
             pass
     config, model = tiny.tiny(cls)
     return model, config, False
@@ -285,7 +287,7 @@ def _rows(cls: type[PreTrainedModel], config: Json, name: str) -> list[Any] | No
             after = model.get_parameter(name).shape[0]
         except MemoryError:
             raise
-        except Exception:  # rejected, or the name is gone: not this path
+        except Exception:  # noqa: S112  (rejected, or the name is gone: not this path)
             continue
         if after - before == 5:
             return [".".join(path), before - value]
@@ -323,8 +325,11 @@ def _saved(cls: type[PreTrainedModel], config: Json, structure: Structure) -> Js
     except Exception as error:
         return {"reason": f"{type(error).__name__}: {error}"[:200]}
     kept = [[name for name in group if disk.get(name) in tied] for group in structure.groups]
-    return {"disk": {name: stored for name, stored in disk.items() if stored != name}, "kept": kept,
-            "lost": sorted(structure.names - disk.keys())}
+    return {
+        "disk": {name: stored for name, stored in disk.items() if stored != name},
+        "kept": kept,
+        "lost": sorted(structure.names - disk.keys()),
+    }
 
 
 def _declared(model: PreTrainedModel, structure: Structure) -> Json:
@@ -348,11 +353,7 @@ def disk_names(model: PreTrainedModel) -> dict[str, str]:
     for stored, value in names.items():
         by_value[value].append(stored)
     parameters = [name for name, _ in model.named_parameters(remove_duplicate=False)]
-    return {
-        name: by_value[value][0]
-        for value, name in enumerate(parameters, start=FIRST_CONSTANT)
-        if len(by_value.get(value, ())) == 1
-    }
+    return {name: by_value[value][0] for value, name in enumerate(parameters, start=FIRST_CONSTANT) if len(by_value.get(value, ())) == 1}
 
 
 def _unshare_modules(model: PreTrainedModel) -> None:

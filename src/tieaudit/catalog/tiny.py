@@ -38,7 +38,8 @@ _DROPPED |= {"_attn_implementation_autoset", "_commit_hash", "experts_implementa
 _RULES: Sequence[tuple[str, str, int]] = (
     ("layers", r"num_kv_shared_layers", 0),  # the other layers must keep one of every kind
     ("layers", r"(num_)?(hidden_)?layers|n_layers?|depth|.*_(num_)?(hidden_)?layers|num_layers_.*|.*_depth", LAYERS),
-    ("layers", r"num_(encoder|decoder|text|vision)?_?blocks|num_nextn_predict_layers|max_(encoder|decoder)_layers|num_self_attends_per_block", LAYERS),
+    ("layers", r"num_self_attends_per_block", LAYERS),
+    ("layers", r"num_(encoder|decoder|text|vision)?_?blocks|num_nextn_predict_layers|max_(encoder|decoder)_layers", LAYERS),
     ("vocab", r"(.*_)?vocab_size(_.*)?|tgt_vocab_size|entity_vocab_size|n_vocab|.*_group_vocab|ngram_vocab_size_base", VOCAB),
     ("experts", r"(num|n|moe_num|num_local|n_routed|num_routed|moe)_?(routed_|local_)?experts", 4),
     ("experts", r".*experts_per_tok(en)?|(moe_)?top_?k|router_top_k|moe_k|num_selected_experts|num_experts_per_tok", 2),
@@ -82,7 +83,7 @@ class NotBuilt(Exception):
     """No config of this class could be turned into a model; the argument says why."""
 
 
-class _Tower(PreTrainedModel):
+class _Tower(PreTrainedModel):  # type: ignore[misc]  # transformers is not typed here
     """Stands in for a vision tower of timm, which has no text weights, where timm is not installed."""
 
     config_class = transformers.PretrainedConfig
@@ -103,7 +104,7 @@ def _stand_in() -> None:
         for name in ("TimmWrapperConfig", "Gemma3nVisionConfig"):
             config_class = getattr(transformers, name, None)
             if config_class is not None:
-                tower = type(_Tower.__name__, (_Tower,), {"config_class": config_class})
+                tower: Any = type(_Tower.__name__, (_Tower,), {"config_class": config_class})
                 transformers.AutoModel.register(config_class, tower, exist_ok=True)
                 transformers.AutoModelForImageClassification.register(config_class, tower, exist_ok=True)
 
@@ -114,9 +115,9 @@ def architectures() -> dict[str, type[PreTrainedModel]]:
     found: dict[str, type[PreTrainedModel]] = {}
     for name in {*dir(transformers), *_mapped_names()}:
         cls = getattr(transformers, name, None)
-        if isinstance(cls, type) and issubclass(cls, PreTrainedModel) and cls.config_class is not None:
-            if not re.search(r"Pre[Tt]rainedModel$", name):
-                found[name] = cls
+        concrete = isinstance(cls, type) and issubclass(cls, PreTrainedModel) and not re.search(r"Pre[Tt]rainedModel$", name)
+        if concrete and getattr(cls, "config_class", None) is not None:
+            found[name] = cls
     return dict(sorted(found.items()))
 
 
@@ -134,8 +135,7 @@ def _mapped_names() -> Iterator[str]:
 
 def default_config(cls: type[PreTrainedModel]) -> Json:
     """Return the full default config.json of a class, as plain JSON values."""
-    config_class = cls.config_class
-    assert config_class is not None
+    config_class: Any = cls.config_class
     required = usable.REQUIRED.get(config_class.model_type)
     config = config_class.from_dict(copy.deepcopy(dict(required))) if required else config_class()
     plain = _without_dropped(json.loads(json.dumps(config.to_dict(), default=str)))
@@ -189,10 +189,10 @@ def build(cls: type[PreTrainedModel], config: Json, device: str = "meta") -> Pre
     A class that computes with tensors while it is built cannot be built on meta and is built on the CPU instead.
     Raises whatever the class raises.
     """
-    assert cls.config_class is not None
+    config_class: Any = cls.config_class
 
     def make() -> PreTrainedModel:
-        model = cls(cls.config_class.from_dict(copy.deepcopy(config)))
+        model = cls(config_class.from_dict(copy.deepcopy(config)))
         if transformers.__version__ < "5":
             model.tie_weights()  # version 4 ties after loading, not while building, in some classes
         return model.eval()
@@ -301,8 +301,4 @@ def _numbers(config: Json) -> Iterator[tuple[str, int]]:
 
 
 def _without_dropped(config: Json) -> Json:
-    return {
-        name: _without_dropped(value) if isinstance(value, dict) else value
-        for name, value in config.items()
-        if name not in _DROPPED
-    }
+    return {name: _without_dropped(value) if isinstance(value, dict) else value for name, value in config.items() if name not in _DROPPED}

@@ -13,8 +13,10 @@ Json = dict[str, Any]
 
 _BERT: Json = {"model_type": "bert"}
 _DECODER: Json = {"model_type": "bert", "is_decoder": True, "add_cross_attention": True}
-_RESNET: Json = {"use_timm_backbone": False, "backbone": None, "backbone_config": {"model_type": "resnet", "out_features": ["stage2", "stage3", "stage4"], "out_indices": [2, 3, 4]}}
-_RESNET_ONE: Json = {**_RESNET, "backbone_config": {"model_type": "resnet", "out_features": ["stage4"], "out_indices": [4]}}
+_STAGES: Json = {"out_features": ["stage2", "stage3", "stage4"], "out_indices": [2, 3, 4]}
+_RESNET: Json = {"use_timm_backbone": False, "backbone": None, "backbone_config": {"model_type": "resnet", **_STAGES}}
+_LAST: Json = {"out_features": ["stage4"], "out_indices": [4]}
+_RESNET_ONE: Json = {**_RESNET, "backbone_config": {"model_type": "resnet", **_LAST}}
 _MUSIC: Json = {"text_encoder": {"model_type": "t5"}, "audio_encoder": {"model_type": "encodec"}}
 
 # Classes that have no default at all: what the constructor needs.

@@ -89,13 +89,12 @@ def cast_duplicate(case: Case) -> Iterator[Problem]:
     """
     for edition_case in case.judged:
         for first, second, relation in edition_case.related:
-            if relation.kind is Kind.CAST:
-                smaller = min(first, second, key=lambda tensor: tensor.nbytes)
-                larger = second if smaller is first else first
+            spare = [tensor for tensor in (first, second) if tensor.name == relation.redundant]
+            if relation.kind is Kind.CAST and spare:
                 yield Problem(
-                    message=f"{larger.name} ({larger.dtype}) and {smaller.name} ({smaller.dtype}) are one tensor: {relation.detail}",
+                    message=f"{first.name} and {second.name} are one tensor: {relation.detail} ({exactly(spare[0].nbytes)} wasted)",
                     tensors=(place(first), place(second)),
-                    waste=wasted(second),
+                    waste=wasted(*spare),
                     evidence=relation.evidence,
                 )
 

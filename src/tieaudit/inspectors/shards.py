@@ -12,7 +12,7 @@ from .rule import Case, EditionCase, Problem, place, rule, wasted
 
 def _aliases(edition_case: EditionCase) -> set[str]:
     """Names that need not be stored: the writer's own notes, and the tied names of the claim."""
-    tied = {name for state in edition_case.ties for name, is_tied, _ in state.absent if is_tied}
+    tied = {name for state in edition_case.ties if state.holder for name, is_tied, _ in state.absent if is_tied}
     return tied | set(edition_case.edition.aliases)
 
 
@@ -29,19 +29,17 @@ def phantom_tensor(case: Case) -> Iterator[Problem]:
         edition = edition_case.edition
         if edition.index is None:
             continue
-        where: dict[str, set[str]] = {}
-        for file in edition.files:
-            for tensor in file.tensors:
-                where.setdefault(tensor.name, set()).add(file.name)
+        held = {file.name: {tensor.name for tensor in file.tensors} for file in edition.files}
         read = {file.name for file in edition.files if not file.problems}
         aliases = _aliases(edition_case)
         lost: list[tuple[str, str]] = []
         declared: list[tuple[str, str]] = []
         moved: list[tuple[str, str]] = []
         for name, file_name in edition.index.weight_map.items():
-            if file_name in where.get(name, ()) or file_name not in read:
+            if file_name not in read or name in held[file_name]:
                 continue
-            (moved if name in where else declared if name in aliases else lost).append((name, file_name))
+            elsewhere = any(name in names for names in held.values())
+            (moved if elsewhere else declared if name in aliases else lost).append((name, file_name))
         for names, severity, words in (
             (lost, None, "in no shard"),
             (moved, Severity.WARNING, "in another shard than the index says"),

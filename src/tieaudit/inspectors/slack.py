@@ -62,7 +62,8 @@ def dead_bytes(case: Case) -> Iterator[Problem]:
     (In safetensors such bytes break the format: malformed-file.)
     """
     for file in case.checkpoint.files:
-        unused = [storage for storage, tensors, _ in _views(file).values() if not tensors and storage.nbytes]
+        viewed = {tensor.storage.ident for tensor in file.tensors}
+        unused = [storage for storage in file.storages if storage.nbytes and storage.ident not in viewed]
         total = sum(storage.nbytes for storage in unused) + sum(end - begin for begin, end in file.dead)
         if total < max(1, case.min_waste):
             continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..kinds import Kind, weakest
+from ..kinds import Evidence, Kind, weakest
 from ..report import Severity
 from ..text import exactly, listed
 from .rule import Case, Problem, places, rule, wasted
@@ -22,6 +22,11 @@ def _readers(situation: Situation) -> str:
     if situation.tied is None or situation.tied_v4 is None or situation.tied == situation.tied_v4:
         return ""
     return f"; transformers 4 {'would tie' if situation.tied_v4 else 'would not tie'} them"
+
+
+def _proved(evidence: Evidence, advice: str) -> str:
+    """Nothing is to be left out on the word of samples."""
+    return advice if evidence is Evidence.PROVED else f"prove it first (--verify full); then {advice}"
 
 
 def _where(case: Case, situation: Situation) -> str:
@@ -81,18 +86,22 @@ def duplicate_tie(case: Case) -> Iterator[Problem]:
             continue
         names = listed(copy.name for copy in copies)
         total = exactly(sum(copy.nbytes for copy in copies))
+        evidence = weakest(situation.relation.evidence for situation in group if situation.relation)
         in_file = first.edition.format.startswith("torch") and any(copy.main.file == first.holder.main.file for copy in copies)
         yield Problem(
             message=f"{_where(case, first)}{names} repeat{'s' * (len(copies) == 1)} {holder} ({total} wasted)",
             tensors=places(first.holder, *copies),
             waste=tuple(waste for copy in copies for waste in wasted(*copy.parts)),
-            evidence=weakest(situation.relation.evidence for situation in group if situation.relation),
+            evidence=evidence,
             cause="the values were copied or cast one by one before torch.save, so that every name got a storage of its own"
             if in_file
             else None,
-            fix=f"leave {names} out of the file: readers take {holder} for {'it' if len(copies) == 1 else 'them'}"
-            if first.tied
-            else f"tie them in the model's config, then leave {names} out of the file",
+            fix=_proved(
+                evidence,
+                f"leave {names} out of the file: readers take {holder} for {'it' if len(copies) == 1 else 'them'}"
+                if first.tied
+                else f"tie them in the model's config, then leave {names} out of the file",
+            ),
         )
 
 
@@ -203,13 +212,19 @@ def cast_copy(case: Case) -> Iterator[Problem]:
         holder, name = _named(situation)
         if situation.relation is None or situation.holder is None or situation.second is None:
             continue
+        relation = situation.relation
+        both = (situation.holder, situation.second)
+        spare = [matrix for matrix in both if matrix.name == relation.redundant]
+        kept = [matrix for matrix in both if matrix not in spare]
+        waste = f" ({exactly(spare[0].nbytes)} wasted)" if spare else ""
         yield Problem(
-            message=f"{_where(case, situation)}{name} is {holder} in another dtype: {situation.relation.detail} "
-            f"({exactly(situation.second.nbytes)} wasted)",
-            tensors=places(situation.holder, situation.second),
-            waste=wasted(*situation.second.parts),
-            evidence=situation.relation.evidence,
-            fix=f"keep the one in the dtype of the model and store it as {situation.group.canonical}",
+            message=f"{_where(case, situation)}{name} is {holder} in another dtype: {relation.detail}{waste}",
+            tensors=places(*both),
+            waste=tuple(waste for matrix in spare for waste in wasted(*matrix.parts)),
+            evidence=relation.evidence,
+            fix=_proved(relation.evidence, f"keep {kept[0].name}, as {situation.group.canonical}, and leave {spare[0].name} out")
+            if spare
+            else "neither holds the other exactly: keep the one that the model was trained with",
         )
 
 

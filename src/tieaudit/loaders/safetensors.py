@@ -21,6 +21,10 @@ FORMAT = "safetensors"
 MAX_HEADER = 100_000_000  # bytes; safetensors' own limit (tensor.rs)
 MAX_PROBLEMS = 50  # of one file; a hostile header could name millions
 MAX_DIMS = 64  # torch's own limit is 64
+MAX_COUNT = 1 << 64  # of elements, and of bytes; the library counts in usize
+MANY = 10_000  # objects from which on their number is held against the header's length
+MIN_ENTRY = 48  # bytes; the shortest entry, {"":{"dtype":"U8","shape":[],"data_offsets":[0,1]}}
+JSON_TYPES = {type(None): "null", str: "a string", int: "a number", float: "a number", bool: "true or false", list: "a list"}
 
 
 def sniff(head: bytes) -> bool:
@@ -47,18 +51,20 @@ def load(source: Source) -> LoadedFile:
                     good = False
                     break
                 numel *= dim
+                good = good and dim < MAX_COUNT and numel < MAX_COUNT
             good = good and dtype in known and 0 <= begin <= end <= data_nbytes and numel * DTYPES[dtype].bits == 8 * (end - begin)
         except (TypeError, KeyError, ValueError):
             good = False
-        if good:
+        if good and (key.isascii() or _is_text(key)):
             storage = Storage(name, str(begin), start + begin, end - begin)
             tensors.append(TensorRecord(key, dtype, tuple(shape), storage, 0, end - begin))
         else:
-            problems.append(Problem(file=name, what=_fault(key, entry, data_nbytes, start), tensors=(key,)))
+            # words only for those that are shown: a hostile header has a million bad entries
+            what = _fault(key, entry, data_nbytes, start) if len(problems) < MAX_PROBLEMS else ""
+            problems.append(Problem(file=name, what=what, tensors=(key,)))
     dead = _layout(name, tensors, bool(problems), start, data_nbytes, problems)
-    if type(metadata) is not dict and metadata is not None:
-        problems.append(Problem(file=name, what="__metadata__ is not a map of strings", offset=8))
-        metadata = None
+    if metadata is not None and (type(metadata) is not dict or any(type(value) is not str for value in metadata.values())):
+        problems.append(Problem(file=name, what="__metadata__ is not a map of strings to strings", offset=8))
     return LoadedFile(
         name=name,
         format=FORMAT,
@@ -66,7 +72,11 @@ def load(source: Source) -> LoadedFile:
         tensors=tuple(tensors),
         storages=tuple(tensor.storage for tensor in tensors),
         dead=tuple(dead),
-        aliases={key: value for key, value in (metadata or {}).items() if type(value) is str and value in header and key not in header},
+        aliases={
+            key: value
+            for key, value in (metadata if type(metadata) is dict else {}).items()
+            if type(value) is str and value in header and key not in header
+        },
         problems=_capped(name, problems),
     )
 
@@ -82,14 +92,14 @@ def _header(source: Source) -> tuple[dict[str, Any], int]:
     if length > source.nbytes - 8:
         raise FormatError(name, f"header of {length:,} bytes runs past the end: truncated file?", 8)
     raw = source.read(8, length)
-    # each entry needs some 50 bytes; a header of bare commas would cost gigabytes as Python lists
-    if raw.count(b",") > max(1_000_000, length // 8):
+    # a header of bare commas or empty objects would cost gigabytes as Python objects
+    if raw.count(b",") > max(1_000_000, length // 8) or MIN_ENTRY * raw.count(b"{") > max(MIN_ENTRY * MANY, length):
         raise FormatError(name, "header is not a list of tensors", 8)
     try:
         # decoded explicitly: json.loads would guess UTF-16 from the first bytes
         text = raw.decode("utf-8")
         entries = json.loads(text)
-        if type(entries) is dict and raw.count(b'"data_offsets"') != len(entries) - ("__metadata__" in entries):
+        if type(entries) is dict and not _surely_unique(raw, entries):
             entries = json.loads(text, object_pairs_hook=lambda pairs: _unique(name, pairs))
     except FormatError:
         raise
@@ -100,12 +110,19 @@ def _header(source: Source) -> tuple[dict[str, Any], int]:
     except (ValueError, RecursionError):
         raise FormatError(name, "header is not JSON: a number too long or nested too deeply", 8) from None
     if type(entries) is not dict:
-        raise FormatError(name, f"header is a JSON {type(entries).__name__}, not an object", 8)
+        raise FormatError(name, f"header is {JSON_TYPES[type(entries)]}, not an object", 8)
     return entries, 8 + length
 
 
+def _surely_unique(raw: bytes, entries: dict[str, Any]) -> bool:
+    """True if no name and no field can be there twice: each field is spelled out once per entry. Escapes could spell one more."""
+    count = len(entries) - ("__metadata__" in entries)
+    fields = (b'"dtype"', b'"shape"', b'"data_offsets"')
+    return b"\\" not in raw and raw.count(b'"__metadata__"') < 2 and all(raw.count(field) == count for field in fields)
+
+
 def _unique(name: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The library takes the last of two equal names without a word; the file then holds bytes that nobody reads."""
+    """The library takes the last of two equal tensor names without a word; the file then holds bytes that nobody reads."""
     entries = dict(pairs)
     if len(entries) != len(pairs):
         seen: set[str] = set()
@@ -116,6 +133,8 @@ def _unique(name: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _fault(key: str, entry: Any, data_nbytes: int, start: int) -> str:
     """Why an entry is not valid, in words."""
+    if not _is_text(key):
+        return f"entry {key!r} has a name with half a character (a lone surrogate)"
     if type(entry) is not dict:
         return f"entry {key!r} is not an object"
     for field in ("dtype", "shape", "data_offsets"):
@@ -131,6 +150,8 @@ def _fault(key: str, entry: Any, data_nbytes: int, start: int) -> str:
     if type(offsets) is not list or len(offsets) != 2 or any(type(offset) is not int for offset in offsets):
         return f"entry {key!r} has data_offsets that are not two numbers: {str(offsets)[:60]}"
     begin, end = offsets
+    if max(abs(begin), abs(end)) >= MAX_COUNT:  # before they are written: Python refuses to print 4,300 digits
+        return f"entry {key!r} has the data_offsets {str(offsets)[:60]}, which no file can have: truncated file?"
     if not 0 <= begin <= end:
         return f"entry {key!r} has the data_offsets [{begin}, {end}]"
     if end > data_nbytes:
@@ -138,8 +159,15 @@ def _fault(key: str, entry: Any, data_nbytes: int, start: int) -> str:
     numel = 1
     for dim in shape:
         numel *= dim
+        if numel >= MAX_COUNT or dim >= MAX_COUNT:  # also where a later dimension is 0: the library multiplies in usize
+            return f"entry {key!r} is {dtype} {str(shape)[:60]}, which needs more bytes than any file has"
     bits = numel * DTYPES[dtype].bits
     return f"entry {key!r} is {dtype} {str(shape)[:60]}, which needs {_bytes(bits)}, but has {end - begin:,} bytes"
+
+
+def _is_text(name: str) -> bool:
+    """False for lone surrogates, which JSON can spell and UTF-8 cannot."""
+    return not any("\ud800" <= char <= "\udfff" for char in name)
 
 
 def _bytes(bits: int) -> str:
@@ -159,11 +187,13 @@ def _layout(
     at, before = start, ""
     for tensor in sorted(tensors, key=_place):
         begin = tensor.storage.offset or 0
-        if begin < at and tensor.nbytes:
+        if begin < at:
             problems.append(
                 Problem(
                     file=name,
-                    what=f"{tensor.name!r} overlaps {before!r} by {min(at, begin + tensor.nbytes) - begin:,} bytes",
+                    what=f"{tensor.name!r} overlaps {before!r} by {min(at, begin + tensor.nbytes) - begin:,} bytes"
+                    if tensor.nbytes
+                    else f"{tensor.name!r} (empty) lies inside {before!r}",
                     offset=begin,
                     tensors=(tensor.name, before),
                 )
@@ -176,7 +206,7 @@ def _layout(
         dead.append((at, start + data_nbytes))
     if incomplete:
         return []
-    problems.extend(_hole(name, extent, start + data_nbytes) for extent in dead)
+    problems.extend(_hole(name, extent, start, start + data_nbytes) for extent in dead)
     return dead
 
 
@@ -184,9 +214,9 @@ def _place(tensor: TensorRecord) -> tuple[int, int]:
     return (tensor.storage.offset or 0, tensor.nbytes)
 
 
-def _hole(name: str, extent: Extent, nbytes: int) -> Problem:
+def _hole(name: str, extent: Extent, start: int, nbytes: int) -> Problem:
     size = extent[1] - extent[0]
-    where = "behind the last tensor" if extent[1] == nbytes else "between two tensors"
+    where = "behind the last tensor" if extent[1] == nbytes else "before the first tensor" if extent[0] == start else "between two tensors"
     return Problem(file=name, what=f"{size:,} bytes {where} belong to no tensor; safetensors refuses this", offset=extent[0])
 
 

@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+import codecs
 import json
+import posixpath
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +34,7 @@ EDITION = re.compile(
 # names that promise weights: there another kind of file is a fault; any other `.bin` may be a vocabulary
 WEIGHTS = re.compile(r"^(model|pytorch_model|diffusion_pytorch_model|consolidated|adapter_model)\b|.*\.safetensors$")
 OTHER_SUFFIXES = (".gguf", ".onnx", ".h5", ".msgpack", ".npz", ".tflite")
+MAX_SHARDS = 100_000  # that are looked for by name; a name can say -of-999999
 PREFERENCE = (  # transformers/modeling_utils.py, _get_resolved_checkpoint_files
     "model.safetensors",
     "model.safetensors.index.json",
@@ -53,7 +56,8 @@ class _Reader:
     unreadable: list[Problem] = field(default_factory=list)
     other: list[tuple[str, str]] = field(default_factory=list)
 
-    def read(self, names: Iterable[str]) -> tuple[LoadedFile, ...]:
+    def read(self, names: Iterable[str], *, promised: bool = False) -> tuple[LoadedFile, ...]:
+        """`promised`: an index says that these are weights, so another kind of file is a fault."""
         read = []
         for name in names:
             self.done += 1
@@ -61,7 +65,7 @@ class _Reader:
             try:
                 read.append(sniff.load(self.folder.open(name)))
             except UnknownFormat as error:
-                if WEIGHTS.match(name) or SHARD.match(name):
+                if promised or WEIGHTS.match(name) or SHARD.match(name):
                     self.unreadable.append(Problem(file=name, what=error.what, offset=error.offset))
                 else:
                     self.other.append((name, error.what))
@@ -110,12 +114,15 @@ def read_json(folder: LocalFolder, name: str, limit: int = MAX_JSON) -> object:
     source = folder.open(name)
     if source.nbytes > limit:
         raise FormatError(name, f"is {source.nbytes:,} bytes long; at most {limit:,} are read of such a file")
+    raw = source.read(0, source.nbytes).removeprefix(codecs.BOM_UTF8)
     try:
-        return json.loads(source.read(0, source.nbytes).decode("utf-8-sig"))
+        text = raw.decode("utf-8")
+        return json.loads(text)
     except UnicodeDecodeError as error:
-        raise FormatError(name, "is not UTF-8", error.start) from None
+        raise FormatError(name, "is not UTF-8", error.start + source.nbytes - len(raw)) from None
     except json.JSONDecodeError as error:
-        raise FormatError(name, f"is not JSON: {error.msg}", error.pos) from None
+        at = len(text[: error.pos].encode()) + source.nbytes - len(raw)
+        raise FormatError(name, f"is not JSON: {error.msg}", at) from None
     except (ValueError, RecursionError):
         raise FormatError(name, "is not JSON: a number too long or nested too deeply") from None
 
@@ -123,7 +130,8 @@ def read_json(folder: LocalFolder, name: str, limit: int = MAX_JSON) -> object:
 def _candidate(entry: Entry, only: str | None) -> bool:
     if INDEX.search(entry.name):
         return False
-    return only is not None or entry.name.endswith(sniff.SUFFIXES)
+    # "._model.safetensors": attributes that a Mac writes beside the file into every archive
+    return only is not None or (entry.name.endswith(sniff.SUFFIXES) and not entry.name.startswith("._"))
 
 
 def _indexed(reader: _Reader, index: ShardIndex, others: Sequence[str]) -> Edition:
@@ -133,7 +141,7 @@ def _indexed(reader: _Reader, index: ShardIndex, others: Sequence[str]) -> Editi
     present = [shard for shard in shards if reader.folder.exists(shard)]
     suffix = "." + (shards[0].rsplit(".", 1)[-1] if shards else "safetensors")
     strays = [other for other in others if other.endswith(suffix) and not TRAINING.match(other) and not EDITION.match(other)]
-    files = reader.read(present)
+    files = reader.read(present, promised=True)
     return Edition(
         name=INDEX.sub(r"\1", name),
         format=files[0].format if files else "safetensors" if suffix == ".safetensors" else "torch",
@@ -157,7 +165,10 @@ def _index(name: str, content: object) -> ShardIndex:
     # float: written so by some converters
     return ShardIndex(
         file=name,
-        weight_map=weight_map,
+        # "./a" and "a" are one file
+        weight_map={
+            tensor: posixpath.normpath(file) if file.startswith("./") or "//" in file else file for tensor, file in weight_map.items()
+        },
         total_size=int(total) if type(total) is int or (type(total) is float and total.is_integer()) else None,
     )
 
@@ -183,9 +194,11 @@ def _plain(reader: _Reader, name: str, group: list[str], *, alone: bool) -> Edit
         numbers = {int(match["number"]) for match in map(SHARD.match, group) if match}
         missing = tuple(
             f"{shard['stem']}-{number:0{width}d}-of-{shard['count']}{shard['tail']}"
-            for number in range(first, min(count, 10_000) + first)
+            for number in range(first, min(count, MAX_SHARDS) + first)
             if number not in numbers
         )
+        if count > MAX_SHARDS:
+            missing = (*missing, f"and {count - MAX_SHARDS:,} behind them")
     return Edition(
         name=name,
         format=files[0].format if files else "",

@@ -29,9 +29,10 @@ def load(source: Source) -> LoadedFile:
     # imported when the first such file is met: an audit of safetensors starts in three quarters of the time
     from . import torch_legacy, torch_zip
 
-    for loader in (torch_zip, torch_legacy):
-        if loader.sniff(head):
-            return loader.load(source)
+    if torch_zip.sniff(head):
+        return torch_zip.load(source)
+    if torch_legacy.sniff(head):
+        return torch_legacy.load(source)
     for magic, words in SIGNATURES:
         if head.startswith(magic):
             raise UnknownFormat(source.name, f"is {words}", 0)

@@ -11,6 +11,8 @@ from .local import LocalFolder
 
 def resolve(target: str) -> tuple[LocalFolder, str | None]:
     """(folder, the one file of it that was asked for). TargetError if it is not there or cannot be opened."""
+    if not target:  # Path("") is the current folder, and an unset variable in CI would pass
+        raise TargetError("''", "is empty", "name a folder or a file")
     try:
         path = Path(target)
         real = path.resolve(strict=True)
