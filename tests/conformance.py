@@ -25,8 +25,10 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from tieaudit import audit
-from tieaudit.catalog import generate, observation, tiny
+from tieaudit.catalog import generate, tiny
+from tieaudit.catalog.files import disk_names
 from tieaudit.catalog.observation import FLAG
+from tieaudit.catalog.structure import Structure, ends
 
 MIN_WASTE = 1024  # bytes; the audit's default: smaller repetitions are no finding
 SECONDS = 240  # per architecture
@@ -67,7 +69,7 @@ def check(name: str, keep: Path | None = None) -> Outcome:
     if tiny.numel(model) > tiny.MAX_REAL:
         outcome.not_built = f"{tiny.numel(model):,} parameters: too large to be real"
         return outcome
-    plain = not observation.Structure(model).groups and observation.ends(model)[1] is None
+    plain = not Structure(model).groups and ends(model)[1] is None
     plain = plain and not any(getattr(module, "_tied_weights_keys", None) for module in model.modules())
     damaged: set[str] = set()
     seen: list[Json] = []
@@ -112,9 +114,9 @@ def _damage(cls: type, config: Json, model: Any, folder: Path, outcome: Outcome,
     weights = folder / "model.safetensors"
     if not weights.exists():
         return
-    structure = observation.Structure(model)
-    head = observation.ends(model)[1]
-    disk = observation.disk_names(tiny.build(cls, config, "cpu"))
+    structure = Structure(model)
+    head = ends(model)[1]
+    disk = disk_names(tiny.build(cls, config, "cpu"))
     stored = load_file(weights)
     for group in structure.groups:
         kept = [disk[name] for name in group if disk.get(name) in stored]

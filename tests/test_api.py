@@ -43,9 +43,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         from tieaudit import nothing  # noqa: F401
 
 
-@pytest.mark.parametrize(
-    "first", ["tieaudit.stages", "tieaudit.cli.audit", "tieaudit.report"]
-)
+@pytest.mark.parametrize("first", ["tieaudit.stages", "tieaudit.cli.audit", "tieaudit.report"])
 def test_audit_is_the_function_whatever_was_imported_first(first: str) -> None:
     told = run(
         f"import {first}, tieaudit; from tieaudit import audit; print(type(tieaudit.audit).__name__, type(audit).__name__)\n"
@@ -55,9 +53,7 @@ def test_audit_is_the_function_whatever_was_imported_first(first: str) -> None:
 
 
 def test_importing_the_package_imports_nothing_else() -> None:
-    told = run(
-        "import sys; before = set(sys.modules); import tieaudit; print(*sorted(n for n in set(sys.modules) - before if n[:8] == 'tieaudit'))"
-    )
+    told = run("import sys, tieaudit; print(*sorted(name for name in sys.modules if name.startswith('tieaudit')))")
     assert told == "tieaudit"
 
 

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from tieaudit.catalog import generate, merge, observation, tiny  # noqa: E402  (imports torch)
+from tieaudit.catalog import generate, merge, observation, structure, tiny  # noqa: E402  (imports torch)
 
 SAMPLE = (
     "BarkModel",
@@ -82,7 +82,7 @@ def test_declared_ties_are_the_parameters_that_are_one_object(name: str) -> None
         for each in parent:
             declared.setdefault(root(each), set()).add(each)
         groups = {frozenset(group) for group in declared.values() if len(group) > 1}
-        assert groups == {frozenset(group) for group in observation.Structure(model).groups}
+        assert groups == {frozenset(group) for group in structure.Structure(model).groups}
 
 
 def _one_reading(entry: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from .catalog import lookup
 from .catalog.lookup import Architecture, CatalogTie
@@ -251,6 +252,7 @@ def _expanded(tie: CatalogTie, stored: StoredNames) -> Iterator[tuple[str, str]]
         yield tie.canonical.replace("{n}", number), tie.alias.replace("{n}", number)
 
 
+@lru_cache(maxsize=256)
 def _pattern(name: str) -> re.Pattern[str]:
     number = r"(?P<n>\d+)"
     parts = re.split(r"(\{n\}|\{\*\})", name)

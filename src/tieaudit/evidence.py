@@ -80,7 +80,7 @@ class Gathering:
         states = tuple(self._state(group, claim, stored, data) for group in claim.groups)
         weights = edition.weights
         scan = copies.scan(weights, data, self.verify, max(1, self.min_waste), lambda done, total: self.progress("sampling", done, total))
-        ends = [matrix.main for state in states for matrix in _matrices(state)]
+        ends = [matrix.main for state in states for matrix in state.matrices]
         return EditionCase(
             edition=edition,
             claim=claim,
@@ -154,13 +154,6 @@ class Gathering:
         models = [edition for edition in self.checkpoint.editions if edition.kind == "weights" and _MODEL.match(edition.name)]
         for second in models[1:]:
             yield _compared(models[0], second, data, self.verify)
-
-
-def _matrices(state: TieState) -> Iterator[Matrix]:
-    if state.holder:
-        yield state.holder
-    for pair in state.pairs:
-        yield pair.second
 
 
 def _both(first: bool | None, second: bool | None) -> bool | None:

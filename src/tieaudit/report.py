@@ -71,7 +71,7 @@ class Tie:
     """Names that can be one matrix: what is claimed and how the stored ones relate.
 
     `saves_bytes`: bytes that sharing saves on disk, or would save if copies were left out; `numel` elements of the matrix;
-    `summary` is the verdict as a clause.
+    `summary` is the verdict as a clause; `uniform` says that all stored names have `nbytes` bytes.
     """
 
     canonical: str
@@ -90,6 +90,7 @@ class Tie:
     nbytes: int = 0
     detail: str = ""
     summary: str = ""
+    uniform: bool = True
 
     @property
     def numel(self) -> int:
@@ -144,6 +145,8 @@ class Report:
     not_compared: tuple[Skip, ...] = ()
     cost: Cost = field(default_factory=Cost)
     revision: str | None = None
+    filtered: bool = False
+    """True if rules were left out by choice: silence then says only so much."""
     reason: str = ""
     """Why a healthy checkpoint is healthy, as a clause."""
 

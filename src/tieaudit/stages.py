@@ -64,6 +64,7 @@ def audit(
         skipped=tuple(_skipped(case)),
         not_compared=tuple(_not_compared(case, level, only)),
         cost=Cost(bytes_read=folder.meter.bytes_read, requests=folder.meter.requests, seconds=round(time.perf_counter() - started, 4)),
+        filtered=bool(chosen or left),
         reason=reason(case),
     )
 

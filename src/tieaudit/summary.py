@@ -57,6 +57,7 @@ def _tie(edition_case: EditionCase, state: TieState) -> Tie:
         dtype=holder.main.dtype if holder else "",
         nbytes=nbytes,
         detail=relation.detail if relation else "",
+        uniform=all(pair.second.nbytes == nbytes for pair in state.pairs),
         summary=_summary(claim, pair, relation, state),
     )
 
@@ -126,6 +127,8 @@ def _reason(state: TieState) -> str:
         return f"tied: one matrix is stored, and {what}" if True in claimed else ""
     if pair.relation.kind is Kind.SAME_STORAGE and pair.tied is not False:
         return "tied: both names are one storage"
+    if pair.relation.kind is Kind.NOT_COMPARED:
+        return f"both {pair.first.name} and {pair.second.name} are stored; whether they are one matrix was not compared"
     if pair.tied is False:
         equal = pair.relation.kind in (Kind.EQUAL, Kind.CAST)
         return f"untied: two {'equal' if equal else 'separate'} matrices, {'kept apart ' if equal else ''}as the config says"
@@ -133,4 +136,4 @@ def _reason(state: TieState) -> str:
         return "two separate matrices, and nothing claims that they are one"
     if pair.relation.kind is Kind.UNRELATED and pair.tied_v4 is False:
         return "two separate matrices, as the flag says; every reader keeps both"
-    return ""
+    return f"{pair.first.name} and {pair.second.name}: {_summary('', pair, pair.relation, state)}"

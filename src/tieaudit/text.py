@@ -25,6 +25,11 @@ def printable(text: str) -> str:
     )
 
 
+def printable_words(text: str) -> str:
+    """As `printable`, word by word, so that a sentence with long names is not cut."""
+    return " ".join(printable(word) for word in text.split(" "))
+
+
 def quantity(nbytes: int) -> str:
     """Decimal units as people write sizes of models: 512 B, 4.1 kB, 272.3 MB, 1.18 GB."""
     value, unit = float(nbytes), "B"

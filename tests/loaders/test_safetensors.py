@@ -242,7 +242,7 @@ BAD: dict[str, tuple[bytes, str]] = {
         "names 'dtype' twice",
     ),
     "metadata twice": (
-        safetensors_file('{"__metadata__": {}, "a": %s, "__metadata__": {}}' % json.dumps(F32), bytes(8)),
+        safetensors_file(f'{{"__metadata__": {{}}, "a": {json.dumps(F32)}, "__metadata__": {{}}}}', bytes(8)),
         "names '__metadata__' twice",
     ),
     "metadata that is a list": (safetensors_file({"__metadata__": []}, b""), "__metadata__ is not a map of strings"),
@@ -268,7 +268,10 @@ BAD: dict[str, tuple[bytes, str]] = {
     "a negative shape": (safetensors_file(text(shape="[-1, -2]"), bytes(8)), "a shape that is not a list of sizes"),
     "NaN in a shape": (safetensors_file(text(shape="[NaN]"), bytes(8)), "a shape that is not a list of sizes"),
     "a shape of 2^63": (safetensors_file(text(shape="[9223372036854775808]"), bytes(8)), "which needs 36,893,488,147,419,103,232 bytes"),
-    "a shape of 2^63 squared": (safetensors_file(text(shape="[9223372036854775808, 9223372036854775808]"), bytes(8)), "more bytes than any file"),
+    "a shape of 2^63 squared": (
+        safetensors_file(text(shape="[9223372036854775808, 9223372036854775808]"), bytes(8)),
+        "more bytes than any file",
+    ),
     "a dimension over 64 bits, times zero": (
         safetensors_file(text(shape="[0, 18446744073709551616]", offsets="[0, 0]"), b""), "18446744073709551616",
     ),
@@ -293,14 +296,20 @@ BAD: dict[str, tuple[bytes, str]] = {
     "truncated data": (safetensors_file({"a": F32}, bytes(7)), "truncated file?"),
     "trailing bytes": (safetensors_file({"a": F32}, bytes(10)), "2 bytes behind the last tensor belong to no tensor"),
     "trailing bytes and no tensor": (safetensors_file({}, bytes(10)), "10 bytes behind the last tensor belong to no tensor"),
-    "a hole at the begin": (safetensors_file({"a": entry("F32", [2], 4, 12)}, bytes(12)), "4 bytes before the first tensor belong to no tensor"),
+    "a hole at the begin": (
+        safetensors_file({"a": entry("F32", [2], 4, 12)}, bytes(12)),
+        "4 bytes before the first tensor belong to no tensor",
+    ),
     "a hole between": (
         safetensors_file({"a": F32, "b": entry("F32", [2], 24, 32)}, bytes(32)),
         "16 bytes between two tensors belong to no tensor",
     ),
     "an overlap": (safetensors_file({"a": F32, "b": entry("F32", [2], 4, 12)}, bytes(12)), "'b' overlaps 'a' by 4 bytes"),
     "two names for the same bytes": (safetensors_file({"a": F32, "b": F32}, bytes(8)), "overlaps"),
-    "one within another": (safetensors_file({"a": entry("F32", [4], 0, 16), "b": entry("F32", [1], 4, 8)}, bytes(16)), "'b' overlaps 'a' by 4 bytes"),
+    "one within another": (
+        safetensors_file({"a": entry("F32", [4], 0, 16), "b": entry("F32", [1], 4, 8)}, bytes(16)),
+        "'b' overlaps 'a' by 4 bytes",
+    ),
     "an empty one within another": (safetensors_file({"a": F32, "b": entry("F32", [0], 4, 4)}, bytes(8)), "'b'"),
     "65 dimensions": (safetensors_file(text(shape=str([1] * 65), offsets="[0, 4]"), bytes(4)), "has 65 dimensions"),
     "nesting of 200,000": (safetensors_file(nested(200_000), bytes(8)), "nested too deeply"),
@@ -368,7 +377,7 @@ def test_an_error_within_names_beyond_ascii_is_placed_by_bytes_not_characters() 
 # sniffing
 
 
-@pytest.mark.parametrize("length", [640, 0x280, 60, 19_280, 316, 0x0A80, 0x0280 + 0x10000])
+@pytest.mark.parametrize("length", [0x0280, 60, 19_280, 316, 0x0A80, 0x0280 + 0x10000])
 def test_a_safetensors_file_is_recognised_under_any_name_and_with_any_header_length(length: int) -> None:
     """The first bytes of the length can spell the begin of a pickle (80 02), of a zip (PK) or of a tag (<)."""
     header = json.dumps({"a": F32})
@@ -424,8 +433,9 @@ def test_seeded_mutations_of_the_header_give_records_or_a_format_error_and_what_
     data, dice = sample_file(), random.Random(2)
     length = int.from_bytes(data[:8], "little")
     header, body = data[8 : 8 + length].decode(), data[8 + length :]
-    tokens = ['"', "{", "}", "[", "]", ",", ":", "0", "-1", "1e3", "null", "true", "NaN", "\\u0000", "\\ud800", "a", " ", "18446744073709551616",
-              '"shape"', '"dtype"', '"data_offsets"', '"__metadata__"', "[]", "{}", "1.0", "Infinity", "\x00", "\u00e9", "\n"]  # fmt: skip
+    tokens = ['"', "{", "}", "[", "]", ",", ":", "0", "-1", "1e3", "null", "true", "NaN", "\\u0000", "\\ud800", "a", " ",
+              "18446744073709551616", '"shape"', '"dtype"', '"data_offsets"', '"__metadata__"', "[]", "{}",
+              "1.0", "Infinity", "\x00", "\u00e9", "\n"]  # fmt: skip
     for _ in range(4000):
         text = header
         for _ in range(dice.randrange(1, 4)):

@@ -40,6 +40,7 @@ def observe(names: Sequence[str] = (), like: Json | None = None, jobs: int = 2) 
     torch.set_num_threads(1)
     os.environ["HF_HUB_OFFLINE"] = "1"  # an observation never downloads
     classes = tiny.architectures()
+    transformers.PretrainedConfig.__repr__ = object.__repr__  # from_dict formats the whole config for a line that is not logged
     transformers.logging.set_verbosity_error()
     wanted = {name: classes[name] for name in (names or classes)}
     before = (like or {}).get("architectures", {})

@@ -5,7 +5,6 @@ Nothing here knows an architecture: pairs, names, truth tables and patterns all 
 
 from __future__ import annotations
 
-import functools
 import gzip
 import itertools
 import json
@@ -16,11 +15,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tieaudit.catalog.patterns import INTEGER, fold
+
 Json = dict[str, Any]
 Pair = tuple[str, str]  # canonical, alias
 
-_INTEGER = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)|(?<=\.)\d+$")
-_LABELS = ("{n}", "{m}", "{k}")
 _BLOCK = re.compile(r"(^|\.)(layers?|blocks?|h|stages?|encoder|decoder)\.")
 # Order of the classes of one model type, most likely the file's own first.
 _FIRST = ("CausalLM", "LMHeadModel", "Seq2SeqLM", "ConditionalGeneration", "ImageTextToText", "MaskedLM", "PreTraining")
@@ -228,14 +227,14 @@ def _tie(row: _Row, deciding: Sequence[int], count: int) -> Json:
 def _role(pair: Pair, reading: _Reading) -> str:
     kinds: dict[str, str] = reading.seen["kinds"]
     found = {kinds.get(name) for name in pair}
-    indexed = any(_INTEGER.search(name) for name in pair)
+    indexed = any(INTEGER.search(name) for name in pair)
     if any(name.rpartition(".")[2] == "bias" for name in pair) and _heads(reading) & {_module(name) for name in pair}:
         return "bias"
     if found == {"embedding"} and not indexed:
         return "embedding"
     if reading.end("head") in pair or found == {"embedding", "linear"}:
         return "embedding-head"
-    return "layer" if all(_BLOCK.search(name) and _INTEGER.search(name) for name in pair) else "other"
+    return "layer" if all(_BLOCK.search(name) and INTEGER.search(name) for name in pair) else "other"
 
 
 def _heads(reading: _Reading) -> set[str]:
@@ -278,80 +277,6 @@ def _reduced(table: str, deciding: Sequence[int], count: int) -> str:
         ]
         chars.append(next((char for char in possible if char != "-"), "-"))
     return chars[0] if len(set(chars)) == 1 else "".join(chars)
-
-
-def fold(ties: Sequence[Json], names: frozenset[str]) -> list[Json]:
-    """Return the ties with repeated ones replaced by patterns; `names` are all names on disk.
-
-    A pattern is made only where it holds for every name that matches it, so that a longer model of the same kind is
-    described too; ties that fit no pattern stay as they are.
-    """
-    alike: dict[tuple[Any, ...], list[Json]] = defaultdict(list)
-    for tie in ties:
-        shape = tuple(_INTEGER.sub("#", name) for name in (tie["canonical"], tie["alias"], *tie["names"]))
-        alike[(*shape, tie["role"], "v4" in tie)].append(tie)
-    folded: list[Json] = []
-    for same_shape in alike.values():
-        for members in _compatible(same_shape):
-            pattern = _pattern(members, names) if len(members) > 1 else None
-            folded += [pattern] if pattern else members
-    return folded
-
-
-def _compatible(ties: Sequence[Json]) -> list[list[Json]]:
-    """Return the ties in runs whose truth tables nowhere contradict: a name may exist in some states only."""
-    runs: list[list[Json]] = []
-    for tie in ties:
-        for run in runs:
-            if all(_union(one[version], tie[version]) for one in run for version in ("v5", "v4") if version in tie):
-                run.append(tie)
-                break
-        else:
-            runs.append([tie])
-    return runs
-
-
-def _union(one: str, two: str) -> str:
-    """Return one truth table for two, "" where they contradict."""
-    length = max(len(one), len(two))
-    one, two = (table * length if len(table) == 1 else table for table in (one, two))
-    if any(a != b and "-" not in (a, b) for a, b in zip(one, two, strict=True)):
-        return ""
-    table = "".join(b if a == "-" else a for a, b in zip(one, two, strict=True))
-    return table[0] if len(set(table)) == 1 else table
-
-
-def _pattern(members: Sequence[Json], names: frozenset[str]) -> Json | None:
-    """Return one tie for many that differ only in integers, or None where no rule covers exactly these."""
-    fields = [(tie["canonical"], tie["alias"], *tie["names"]) for tie in members]
-    numbers = [[_INTEGER.findall(name) for name in field] for field in fields]
-    canonical, alias = [n[0] for n in numbers], [n[1] for n in numbers]
-    marks: dict[tuple[str, ...], str] = {}  # the values of a column over all members -> its placeholder
-    labels = iter(_LABELS)
-    for column in zip(*alias, strict=True):
-        if len(set(column)) == 1 or column in marks:
-            continue
-        if column in set(zip(*canonical, strict=True)):
-            marks[column] = next(labels)
-        elif "{*}" not in marks.values():
-            marks[column] = "{*}"
-        else:
-            return None
-    if any(len(set(column)) > 1 and marks.get(column, "{*}") == "{*}" for column in zip(*canonical, strict=True)):
-        return None
-    columns = [list(zip(*(n[at] for n in numbers), strict=True)) for at in range(4)]
-    texts = [_marked(fields[0][at], [marks.get(column) for column in columns[at]]) for at in range(4)]
-    covered = {tie["alias"] for tie in members} | {tie["canonical"] for tie in members}
-    matcher = re.compile(re.sub(r"\\\{.\\\}", r"\\d+", re.escape(texts[1])))
-    if any(matcher.fullmatch(name) and name not in covered for name in names):
-        return None
-    tables: Json = {v: functools.reduce(_union, (tie[v] for tie in members)) for v in ("v5", "v4") if v in members[0]}
-    return {**members[0], **tables, "canonical": texts[0], "alias": texts[1], "names": (texts[2], texts[3])}
-
-
-def _marked(name: str, marks: Sequence[str | None]) -> str:
-    queue = iter(marks)
-    return _INTEGER.sub(lambda match: next(queue) or match.group(), name)
 
 
 def _names(reading: _Reading) -> frozenset[str]:

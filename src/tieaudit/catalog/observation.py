@@ -7,33 +7,24 @@ declaration per instance, and a submodel's ties are gated by its own config. Val
 
 from __future__ import annotations
 
-import copy
 import itertools
 import re
-import tempfile
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path as FilePath
 from typing import Any
 
-import torch
-import transformers
-from safetensors import safe_open
-from torch import nn
 from transformers import PreTrainedModel
 
 from tieaudit.catalog import tiny
+from tieaudit.catalog.files import saved
+from tieaudit.catalog.structure import Groups, Structure, ends, kinds
 from tieaudit.catalog.tiny import Json, Path
 
 FLAG = "tie_word_embeddings"
 STATES: tuple[bool | None, ...] = (True, False, None)  # None: config.json does not have the key
-FIRST_CONSTANT = 5_003  # far from what a buffer starts with
 MAX_EXTRA = 256  # rows of a matrix beyond the config's own count; Mllama has 8
 MAX_KEYS = 5  # 243 builds; the widest architecture has fewer deciding keys
 _INTEGER = re.compile(r"(^|\.)\d+(?=\.|$)")
 _SWITCH = re.compile(r".*(tie|tied|share|shared)(_.*|$)")
-
-type_groups = tuple[tuple[str, ...], ...]
 
 
 def observe(cls: type[PreTrainedModel], like: Json | None = None) -> Json:
@@ -71,7 +62,7 @@ def observe(cls: type[PreTrainedModel], like: Json | None = None) -> Json:
     seen["kinds"] = kinds(model, _interesting(structures, embedding, head))
     values = [dict(zip(keys, states, strict=True)) for states in itertools.product(STATES, repeat=len(keys))]
     seen["saved"] = [
-        _saved(cls, tiny.with_values(config, values[seen["table"].index(number)]), structure) for number, structure in enumerate(structures)
+        saved(cls, tiny.with_values(config, values[seen["table"].index(number)]), structure) for number, structure in enumerate(structures)
     ]
     seen["rows"] = {
         role: found for role, name in (("embedding", embedding), ("head", head)) if name and (found := _rows(cls, config, name))
@@ -84,43 +75,6 @@ def observe(cls: type[PreTrainedModel], like: Json | None = None) -> Json:
         if tiny.get(config, (*path, "model_type"))
     }
     return seen
-
-
-class Structure:
-    """Which parameters exist and which of their names are one object; equal structures compare equal."""
-
-    def __init__(self, model: PreTrainedModel | None) -> None:
-        by_id: dict[int, list[str]] = defaultdict(list)
-        for name, parameter in model.named_parameters(remove_duplicate=False) if model else ():
-            by_id[id(parameter)].append(name)
-        self.names = frozenset(name for names in by_id.values() for name in names)
-        self.groups: type_groups = tuple(sorted(tuple(sorted(names)) for names in by_id.values() if len(names) > 1))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Structure) and (self.names, self.groups) == (other.names, other.groups)
-
-    def __hash__(self) -> int:
-        return hash((self.names, self.groups))
-
-    def contradicts(self, other: Structure) -> bool:
-        """Whether two names that exist on both sides are one object on one side only."""
-        if not self.names or not other.names:
-            return False
-        common = self.names & other.names
-        return _restricted(self.groups, common) != _restricted(other.groups, common)
-
-    def adds(self, other: Structure) -> bool:
-        """Whether one side has tied names that the other side does not have at all."""
-        if not self.names or not other.names:
-            return False
-        return any(name not in other.names for group in self.groups for name in group) or any(
-            name not in self.names for group in other.groups for name in group
-        )
-
-
-def _restricted(groups: type_groups, names: frozenset[str]) -> set[tuple[str, ...]]:
-    kept = {tuple(name for name in group if name in names) for group in groups}
-    return {group for group in kept if len(group) > 1}
 
 
 class _Probe:
@@ -233,42 +187,6 @@ def _declares(module: PreTrainedModel) -> bool:
     return bool(getattr(module, "_tied_weights_keys", None) or getattr(module, "_dynamic_tied_weights_keys", None))
 
 
-def ends(model: PreTrainedModel) -> tuple[str | None, str | None]:
-    """Return the names of the input and the output embedding weight: those of their own modules, even where tied."""
-    paths = {id(module): path for path, module in reversed(list(model.named_modules(remove_duplicate=False)))}
-    parameters = {id(parameter): name for name, parameter in model.named_parameters()}
-
-    def name_of(getter: str) -> str | None:
-        try:
-            module = getattr(model, getter)()
-        except (NotImplementedError, AttributeError, TypeError, KeyError, IndexError):
-            return None
-        weight = getattr(module, "weight", None)
-        if not isinstance(weight, nn.Parameter):
-            return None
-        return f"{paths[id(module)]}.weight" if id(module) in paths else parameters.get(id(weight))
-
-    return name_of("get_input_embeddings"), name_of("get_output_embeddings")
-
-
-def kinds(model: PreTrainedModel, names: Iterable[str]) -> Json:
-    """Return, per parameter name, the kind of its module: embedding, linear or other."""
-    found: Json = {}
-    for name in names:
-        path, _, leaf = name.rpartition(".")
-        try:
-            module = model.get_submodule(path)
-        except AttributeError:
-            continue
-        if leaf != "weight":
-            found[name] = "other"
-        elif isinstance(module, nn.Embedding):
-            found[name] = "embedding"
-        else:
-            found[name] = "linear" if isinstance(module, nn.Linear) or hasattr(module, "out_features") else "other"
-    return found
-
-
 def _interesting(structures: Sequence[Structure], *more: str | None) -> list[str]:
     named = {name for structure in structures for group in structure.groups for name in group}
     return sorted(named | {name for name in more if name})
@@ -278,8 +196,10 @@ def _rows(cls: type[PreTrainedModel], config: Json, name: str) -> list[Any] | No
     """Return the config path whose value gives the row count of a matrix, and the rows beyond it, found by adding to it."""
     before = tiny.build(cls, config).get_parameter(name).shape[0]
     near = [path for path in _integers(config) if 0 <= before - tiny.get(config, path) <= MAX_EXTRA]
-    named = [path for path in near if "vocab" in path[-1]]  # some classes insist that all of these are equal
-    for paths in ([path] for path in near) if len(named) < 2 else [*([path] for path in near), named]:
+    named = [path for path in near if "vocab" in path[-1]]
+    near = [*named, *(path for path in near if path not in named)]
+    together = [named] if len(named) > 1 else []  # some classes insist that all of these are equal
+    for paths in [*([path] for path in named), *together, *([path] for path in near if path not in named)]:
         path, value = paths[0], tiny.get(config, paths[0])
         changed = tiny.with_values(config, {each: tiny.get(config, each) + 5 for each in paths})
         try:
@@ -304,85 +224,3 @@ def _integers(config: Json, prefix: Path = ()) -> Iterator[Path]:
             yield (*prefix, name)
     for name, value in nested:
         yield from _integers(value, (*prefix, name))
-
-
-def _saved(cls: type[PreTrainedModel], config: Json, structure: Structure) -> Json:
-    """Return the names that `save_pretrained` writes: `disk` per parameter, and `kept` of each group's names.
-
-    Empty where the instance is too large to be real or the class does not save.
-    """
-    try:
-        model = tiny.build(cls, config)
-        if tiny.numel(model) > tiny.MAX_REAL:
-            return {"reason": "too large", **_declared(model, structure)}
-        model = tiny.build(cls, config, "cpu")
-        if Structure(model) != structure:
-            return {"reason": "ties differ on the CPU"}
-        tied = _files(model, constants=False)
-        disk = disk_names(model)
-    except MemoryError:
-        raise
-    except Exception as error:
-        return {"reason": f"{type(error).__name__}: {error}"[:200]}
-    kept = [[name for name in group if disk.get(name) in tied] for group in structure.groups]
-    return {
-        "disk": {name: stored for name, stored in disk.items() if stored != name},
-        "kept": kept,
-        "lost": sorted(structure.names - disk.keys()),
-    }
-
-
-def _declared(model: PreTrainedModel, structure: Structure) -> Json:
-    """Return the kept names by declaration, for an instance too large to be saved: those that no pattern drops."""
-    patterns: list[str] = []
-    for prefix, module in model.named_modules():
-        if isinstance(module, PreTrainedModel):
-            patterns += [f"{prefix}.{key}" if prefix else key for key in getattr(module, "_tied_weights_keys", None) or ()]
-    kept = [[name for name in group if not any(re.search(p, name) for p in patterns)] for group in structure.groups]
-    return {"kept": kept}
-
-
-def disk_names(model: PreTrainedModel) -> dict[str, str]:
-    """Return, per parameter name, the name of the one tensor that `save_pretrained` writes for it; the model is changed.
-
-    Every alias gets a tensor of its own and every parameter a constant of its own, which survives any transposing,
-    splitting and merging on the way to the file. A parameter that is stored as several tensors is left out.
-    """
-    names = _files(model, constants=True)
-    by_value: dict[float, list[str]] = defaultdict(list)
-    for stored, value in names.items():
-        by_value[value].append(stored)
-    parameters = [name for name, _ in model.named_parameters(remove_duplicate=False)]
-    return {name: by_value[value][0] for value, name in enumerate(parameters, start=FIRST_CONSTANT) if len(by_value.get(value, ())) == 1}
-
-
-def _unshare_modules(model: PreTrainedModel) -> None:
-    """Give every path a module of its own: version 4 shares whole embedding modules, not only their weights."""
-    seen: set[int] = set()
-    for path, module in list(model.named_modules(remove_duplicate=False)):
-        if id(module) in seen and path and any(True for _ in module.parameters(recurse=False)):
-            parent, _, leaf = path.rpartition(".")
-            setattr(model.get_submodule(parent), leaf, copy.deepcopy(module))
-        seen.add(id(module))
-
-
-def _files(model: PreTrainedModel, *, constants: bool) -> dict[str, float]:
-    """Return the name and the first element of every tensor that `save_pretrained` writes."""
-    if constants:
-        _unshare_modules(model)
-        names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
-        with torch.no_grad():
-            for value, name in enumerate(names, start=FIRST_CONSTANT):
-                path, _, leaf = name.rpartition(".")
-                old = model.get_parameter(name)
-                new = nn.Parameter(torch.full(old.shape, float(value), dtype=torch.float32), requires_grad=False)
-                setattr(model.get_submodule(path), leaf, new)
-    found: dict[str, float] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder, **({} if transformers.__version__ >= "5" else {"safe_serialization": True}))
-        for file in sorted(FilePath(folder).glob("*.safetensors")):
-            with safe_open(str(file), "pt") as opened:
-                for name in opened.keys():  # noqa: SIM118  (safe_open is no mapping)
-                    tensor = opened.get_tensor(name)
-                    found[name] = float(tensor.flatten()[0]) if tensor.numel() else 0.0
-    return found

@@ -62,6 +62,8 @@ def main() -> None:
 def _run(args: list[str]) -> int:
     # one audit and out: the collector would walk 140,000 records again and again, and none of them is cyclic
     gc.disable()
+    if sys.stdout is None:  # closed by the caller (`>&-`): there is nowhere to report to
+        return 2
     try:
         for stream in (sys.stdout, sys.stderr):
             # a terminal that cannot show a sign shows `?`; it never ends in a traceback
@@ -76,17 +78,24 @@ def _run(args: list[str]) -> int:
         error.show()
         return 2
     except click.ClickException as error:
-        click.echo(f"tieaudit: {error.format_message()}", err=True)
+        _say(error.format_message())
         return 2
     except (click.Abort, KeyboardInterrupt):
-        click.echo("tieaudit: stopped", err=True)
+        _say("stopped")
         return 2
-    except BrokenPipeError:
-        # the reader (`| head`) has gone; Python would complain once more when it flushes at exit
+    except (BrokenPipeError, SystemExit):
+        # the reader (`| head`) has gone (click turns that into SystemExit(1)); Python would complain once more when it flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 2
-    except Exception as error:
+    except Exception as error:  # the one wrapper: a crash is exit 2 and one line
         if os.environ.get("TIEAUDIT_DEBUG"):
             raise
-        click.echo(f"tieaudit: internal error: {type(error).__name__}: {error} (TIEAUDIT_DEBUG=1 shows where; please report it)", err=True)
+        _say(f"internal error: {type(error).__name__}: {error} (TIEAUDIT_DEBUG=1 shows where; please report it)")
         return 2
+
+
+def _say(message: str) -> None:
+    """One line on stderr, whatever is in the message."""
+    from ..text import printable_words
+
+    click.echo(f"tieaudit: {printable_words(message)}", err=True)

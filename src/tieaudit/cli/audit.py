@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .progress import Bar
+from .screen import Bar, columns
 
 if TYPE_CHECKING:
     from ..report import Report
@@ -52,9 +52,7 @@ def audit_command(
     try:
         report = audit(target, verify=verify, select=select, ignore=ignore, min_waste=min_waste, progress=bar.show)
     except TieauditError as error:
-        from ..text import printable
-
-        raise click.ClickException(" ".join(printable(word) for word in str(error).split(" "))) from None
+        raise click.ClickException(str(error)) from None
     finally:
         bar.clear()
     click.echo(_rendered(report, form), nl=False, color=True)
@@ -73,14 +71,7 @@ def _rendered(report: Report, form: str) -> str:
 
     if not sys.stdout.isatty():
         return terminal.render(report)
-    return terminal.render(report, width=_columns(), paint=_paint())
-
-
-def _columns() -> int:
-    try:
-        return int(os.environ.get("COLUMNS", "")) or os.get_terminal_size().columns
-    except (ValueError, OSError):
-        return 80
+    return terminal.render(report, width=columns(sys.stdout), paint=_paint())
 
 
 def _paint() -> Callable[[str, str], str]:

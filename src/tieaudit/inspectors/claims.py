@@ -120,7 +120,7 @@ def _partners(edition_case: EditionCase, told: set[str]) -> Iterator[Problem]:
             continue
         for pair in state.pairs:
             first, second = pair.first.main, pair.second.main
-            if told >= {pair.first.name, pair.second.name} or pair.first.packed or pair.second.packed:
+            if told >= {pair.first.name, pair.second.name} or pair.first.packed or pair.second.packed or 0 in (first.numel, second.numel):
                 continue
             if len(first.shape) == len(second.shape) == 2 and first.shape[1] == second.shape[1] and first.shape[0] != second.shape[0]:
                 yield Problem(

@@ -48,8 +48,9 @@ class TieState:
     broken: tuple[str, ...] = ()
 
     @property
-    def canonical_stored(self) -> bool:
-        return self.holder is not None and self.group.canonical not in {name for name, _, _ in self.absent}
+    def matrices(self) -> tuple[Matrix, ...]:
+        """What is stored of the group, the holder first."""
+        return () if self.holder is None else (self.holder, *(pair.second for pair in self.pairs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

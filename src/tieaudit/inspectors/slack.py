@@ -80,20 +80,23 @@ def dead_bytes(case: Case) -> Iterator[Problem]:
 
 @rule(303, Severity.ERROR)
 def empty_tensor(case: Case) -> Iterator[Problem]:
-    """A weight has the shape [0]: a placeholder was saved instead of the values.
+    """A weight has no elements: a placeholder was saved instead of the values.
 
     What it does: looks for weights without elements.
     Why is this bad: DeepSpeed ZeRO-3 leaves such placeholders when parameters are not gathered before saving; the weights are lost.
     Use instead: `zero_to_fp32.py`, or `stage3_gather_16bit_weights_on_model_save`.
     """
     for edition_case in case.judged:
-        empty = [tensor for tensor in edition_case.edition.weights if tensor.shape == (0,)]
+        ends = {matrix.main.name for state in edition_case.ties for matrix in state.matrices}
+        empty = [tensor for tensor in edition_case.edition.weights if tensor.shape == (0,) or (tensor.numel == 0 and tensor.name in ends)]
         if any(tensor.name.endswith("weight") for tensor in empty):
             yield Problem(
-                message=f"{edition_case.edition.name}: {len(empty):,} tensor{'s' * (len(empty) > 1)} of shape [0]: "
+                message=f"{edition_case.edition.name}: {len(empty):,} tensor{'s' * (len(empty) > 1)} without elements: "
                 f"{listed(tensor.name for tensor in empty)}",
                 tensors=tuple(place(tensor) for tensor in empty[:100]),
-                cause="placeholders of DeepSpeed ZeRO-3, saved without gathering the parameters",
+                cause="placeholders of DeepSpeed ZeRO-3, saved without gathering the parameters"
+                if any(tensor.shape == (0,) for tensor in empty)
+                else None,
                 fix="gather the weights and save again (zero_to_fp32.py)",
             )
 

@@ -63,7 +63,7 @@ def load(source: Source) -> LoadedFile:
             what = _fault(key, entry, data_nbytes, start) if len(problems) < MAX_PROBLEMS else ""
             problems.append(Problem(file=name, what=what, tensors=(key,)))
     dead = _layout(name, tensors, bool(problems), start, data_nbytes, problems)
-    if metadata is not None and (type(metadata) is not dict or any(type(value) is not str for value in metadata.values())):
+    if metadata is not None and not _is_string_map(metadata):
         problems.append(Problem(file=name, what="__metadata__ is not a map of strings to strings", offset=8))
     return LoadedFile(
         name=name,
@@ -168,6 +168,10 @@ def _fault(key: str, entry: Any, data_nbytes: int, start: int) -> str:
 def _is_text(name: str) -> bool:
     """False for lone surrogates, which JSON can spell and UTF-8 cannot."""
     return not any("\ud800" <= char <= "\udfff" for char in name)
+
+
+def _is_string_map(metadata: Any) -> bool:
+    return type(metadata) is dict and all(type(value) is str and _is_text(key + value) for key, value in metadata.items())
 
 
 def _bytes(bits: int) -> str:

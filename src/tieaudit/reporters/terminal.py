@@ -10,14 +10,15 @@ from collections.abc import Callable, Iterable, Iterator
 
 from ..inspectors.registry import all_rules
 from ..report import Finding, Report, Severity, Skip, Tie
-from ..text import listed, printable, quantity
+from ..text import listed, printable, printable_words, quantity
 
 MAX_BLOCKS = 4  # ties shown with claim and relation; the others get a line each
 MAX_LINES = 12
 MAX_FINDINGS = 40
 MAX_SKIPS = 10
 LABEL = 9  # columns of `claim    `
-NARROW = 24  # columns below which wrapping makes no sense
+DETAIL = 14  # columns of `what to do    `
+NARROW = 12  # columns below which wrapping makes no sense
 
 Paint = Callable[[str, str], str]
 _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan", "ok": "green", "incomplete": "yellow"}
@@ -28,27 +29,40 @@ _SIGN = {"same storage": "=", "equal": "=", "one matrix": "=", "equal after cast
 def render(report: Report, width: int | None = None, paint: Paint = lambda text, _colour: text) -> str:
     """The report as text, lines at most `width` columns wide (None: as long as they are)."""
     lines: list[str] = []
-    for block in (_headline(report, paint), _ties(report), _findings(report, paint), _skips(report), [_footer(report)]):
+    marks: dict[str, tuple[str, str]] = {}
+    for block in ([_headline(report)], _ties(report), _findings(report, marks), _skips(report), [_footer(report)]):
         part = list(block)
         if part:
             lines += [*([""] if lines else []), *part]
-    return "\n".join(line for text in lines for line in _wrapped(text, width)) + "\n"
+    out = []
+    for number, text in enumerate(lines):
+        first, *rest = _wrapped(text, width)
+        # painted after wrapping: escape codes have no width
+        word, colour = _verdict(report) if number == 0 else marks.get(text, ("", ""))
+        out += [first.replace(word, paint(word, colour), 1) if word else first, *rest]
+    return "\n".join(out) + "\n"
 
 
-def _headline(report: Report, paint: Paint) -> Iterator[str]:
+def _verdict(report: Report) -> tuple[str, str]:
+    """(the word that stands first, its colour)."""
+    verdict = "ok" if report.verdict == "note" else report.verdict
+    word = "NOTHING FOUND" if verdict == "ok" and report.filtered else verdict.upper()
+    return word, _COLOURS[verdict]
+
+
+def _headline(report: Report) -> str:
     """Verdict, target, and the worst finding or the reason why all is well."""
-    verdict = report.verdict
-    target = printable(report.target)
-    if verdict in ("ok", "note"):
+    word, target = _verdict(report)[0], printable(report.target)
+    if word == "OK":
         notes = sum(finding.severity is Severity.NOTE for finding in report.findings)
-        rest = f" ({notes} note{'s' * (notes > 1)})" if notes else ""
-        yield f"{paint('OK', _COLOURS['ok'])}  {target}   {report.reason}{rest}"
-    elif verdict == "incomplete":
-        yield f"{paint('INCOMPLETE', _COLOURS[verdict])}  {target}   not everything that was asked for could be checked"
-    else:
-        worst = report.findings[0]
-        summary = next((rule.summary for rule in all_rules() if rule.code == worst.code), worst.message)
-        yield f"{paint(verdict.upper(), _COLOURS[verdict])}  {target}   {summary[0].lower()}{summary[1:].rstrip('.')}"
+        return f"OK  {target}   {printable_words(report.reason)}" + (f" ({notes} note{'s' * (notes > 1)})" if notes else "")
+    if report.filtered and report.verdict in ("ok", "note"):
+        return f"{word}  {target}   by the rules that were asked for" + ("; notes follow" if report.findings else "")
+    if word == "INCOMPLETE":
+        return f"{word}  {target}   not everything that was asked for could be checked"
+    worst = report.findings[0]
+    summary = next((rule.summary for rule in all_rules() if rule.code == worst.code), worst.message)
+    return f"{word}  {target}   {summary[0].lower()}{summary[1:].rstrip('.')}"
 
 
 def _ties(report: Report) -> Iterator[str]:
@@ -59,7 +73,7 @@ def _ties(report: Report) -> Iterator[str]:
             yield from ([""] if number else [])
             yield from _block(tie, report, several)
         elif number < MAX_LINES:
-            yield f"  {'tie':{LABEL}}{_names(tie)}   {tie.summary}"
+            yield f"  {'tie':{LABEL}}{_names(tie)}   {printable_words(tie.summary)}"
     if len(ties) > MAX_LINES:
         yield f"  {'':{LABEL}}and {len(ties) - MAX_LINES:,} more ties (all in --format json)"
 
@@ -73,37 +87,30 @@ def _names(tie: Tie) -> str:
 
 def _block(tie: Tie, report: Report, several: bool) -> Iterator[str]:
     shape = " × ".join(f"{dim:,}" for dim in tie.shape)
-    size = (
-        f"   {shape} {tie.dtype}, {quantity(tie.nbytes)}{' each' * (len(tie.stored) > 1 and tie.relation != 'same storage')}"
-        if tie.shape
-        else ""
-    )
+    each = " each" if len(tie.stored) > 1 and tie.uniform and tie.relation != "same storage" else ""
+    size = f"   {shape} {tie.dtype}, {quantity(tie.nbytes)}{each}" if tie.shape else ""
     share = (
         f", {100 * tie.nbytes / report.totals.nbytes_unique:.1f} % of the whole" if tie.shape and report.totals.nbytes_unique > 0 else ""
     )
     yield f"  {'tie':{LABEL}}{_names(tie)}{size}{share}"
-    yield f"  {'claim':{LABEL}}{printable_long(tie.claim_source)}"
+    yield f"  {'claim':{LABEL}}{printable_words(tie.claim_source)}"
     where = f"{printable(tie.file)}: " if several else ""
-    detail = f", {printable_long(tie.detail)}" if tie.detail and tie.relation not in ("same storage", "equal") else ""
-    yield f"  {'stored':{LABEL}}{where}{tie.summary}{detail}" + (f" ({tie.evidence})" if tie.evidence != "header" else "")
+    detail = f", {printable_words(tie.detail)}" if tie.detail and tie.relation not in ("same storage", "equal") else ""
+    yield f"  {'stored':{LABEL}}{where}{printable_words(tie.summary)}{detail}" + (f" ({tie.evidence})" if tie.evidence != "header" else "")
     if tie.saves_bytes:
         when = "if stored once" if tie.relation in ("equal", "equal after cast") else "here"
         training = f"; in training {quantity(tie.training_bytes)} more (gradient BF16, Adam FP32)" if tie.training_bytes else ""
         yield f"  {'saves':{LABEL}}{quantity(tie.saves_bytes)} {when}{training}"
 
 
-def printable_long(text: str) -> str:
-    """As `printable`, piece by piece, so that a sentence with long names is not cut."""
-    return " ".join(printable(word) for word in text.split(" "))
-
-
-def _findings(report: Report, paint: Paint) -> Iterator[str]:
+def _findings(report: Report, marks: dict[str, tuple[str, str]]) -> Iterator[str]:
+    """One line each, and its details; `marks` takes which words of a line are painted."""
     target = printable(report.target)
     for finding in report.findings[:MAX_FINDINGS]:
-        yield (
-            f"{target}: {finding.code} {paint(finding.severity.value, _COLOURS[finding.severity.value])} {finding.rule}: "
-            + printable_long(finding.message)
-        )
+        word = f"{finding.code} {finding.severity.value}"
+        line = f"{target}: {word} {finding.rule}: {printable_words(finding.message)}"
+        marks[line] = (word, _COLOURS[finding.severity.value])
+        yield line
         yield from _details(finding)
     if len(report.findings) > MAX_FINDINGS:
         yield f"and {len(report.findings) - MAX_FINDINGS:,} more findings (all in --format json)"
@@ -111,9 +118,9 @@ def _findings(report: Report, paint: Paint) -> Iterator[str]:
 
 def _details(finding: Finding) -> Iterable[str]:
     if finding.cause:
-        yield f"    likely cause  {printable_long(finding.cause)}"
+        yield f"    likely cause  {printable_words(finding.cause)}"
     if finding.fix:
-        yield f"    what to do    {printable_long(finding.fix)}"
+        yield f"    what to do    {printable_words(finding.fix)}"
 
 
 def _skips(report: Report) -> Iterator[str]:
@@ -123,7 +130,7 @@ def _skips(report: Report) -> Iterator[str]:
 
 def _listed(title: str, skips: tuple[Skip, ...]) -> Iterator[str]:
     for skip in skips[:MAX_SKIPS]:
-        yield f"  {title}: {printable(skip.subject)}: {printable_long(skip.reason)}"
+        yield f"  {title}: {printable(skip.subject)}: {printable_words(skip.reason)}"
     if len(skips) > MAX_SKIPS:
         yield f"  {title}: and {len(skips) - MAX_SKIPS:,} more"
 
@@ -143,15 +150,8 @@ def _footer(report: Report) -> str:
 
 def _wrapped(line: str, width: int | None) -> list[str]:
     """Continuation lines are indented to where the text of the line begins."""
-    if width is None or len(_bare(line)) <= width:
+    if width is None or len(line) <= width or width < NARROW:
         return [line]
     lead = len(line) - len(line.lstrip(" "))
-    indent = " " * (min(lead + LABEL if lead == 2 else lead + 14 if lead == 4 else 4, width // 2))
-    if width < NARROW:
-        return [line]
-    return textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, drop_whitespace=True,
-                         replace_whitespace=False)  # fmt: skip
-
-
-def _bare(line: str) -> str:
-    return line.split("\x1b[0m", 1)[-1] if "\x1b" in line else line
+    indent = " " * min(lead + LABEL if lead == 2 else lead + DETAIL if lead == 4 else 4, width // 3)
+    return textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, replace_whitespace=False)
