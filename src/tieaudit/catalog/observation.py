@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from tieaudit.catalog import tiny
 from tieaudit.catalog.files import saved
-from tieaudit.catalog.structure import Groups, Structure, ends, kinds
+from tieaudit.catalog.structure import Structure, ends, kinds
 from tieaudit.catalog.tiny import Json, Path
 
 FLAG = "tie_word_embeddings"

@@ -56,7 +56,11 @@ _RULES: Sequence[tuple[str, str, int]] = (
     ("hidden", r"(.*_)?hidden_(size|dim)|(.*_)?d_model|n_embd|n_embed|dim|(.*_)?embed_dim|(.*_)?embedding_(size|dim)", HIDDEN),
     ("hidden", r"emb_dim|out_hidden_size|(.*_)?projection_(dim|size)|word_embed_proj_dim|(.*_)?embed(ding)?_size", HIDDEN),
     ("hidden", r"(.*_)?lru_width|cross_attention_dim|(.*_)?hidden_channels|d_embed|proj_codevector_dim|output_dim|d_latents", HIDDEN),
-    ("hidden", r"codebook_dim|vector_quantization_hidden_dimension|upsample_groups|input_size|.*_hidden_size_global", HIDDEN),
+    (
+        "hidden",
+        r"codebook_dim|vector_quantization_hidden_dimension|upsample_groups|input_size|adapter_(in|out)_dim|adapter_(in|out)put_size|.*_hidden_size_global",
+        HIDDEN,
+    ),
     ("hidden", r"base_channels|decoder_channels", 32),
     ("hidden", r"(n|num)_filters", 8),
     ("positions", r"(.*_)?max_position_embeddings|n_positions|n_ctx|max_(source|target)_positions|max_seq_len|.*max_length", 128),
@@ -65,7 +69,6 @@ _RULES: Sequence[tuple[str, str, int]] = (
 _COMPILED = tuple((group, re.compile(pattern), value) for group, pattern, value in _RULES)
 _SPLIT = (("expand", "num_heads", "head_dim"), ("mamba_expand", "mamba_n_heads", "mamba_d_head"))
 _TOKEN = re.compile(r".*(_token_id|_token_index|_token_ids|_id|_idx|_token)$")
-_PER_LAYER = re.compile(r".*(layer_types|layers_block_type|block_types?|layers_type|_layout|_pattern|_per_layer|layer_ids)$")
 
 # Each fallback drops more groups of rules; the last ones keep only what a file name cannot show.
 _FALLBACKS: Sequence[frozenset[str]] = (
@@ -180,8 +183,11 @@ def shrink(config: Json, dropped: frozenset[str] = frozenset()) -> Json:
             small[name] = small["num_attention_heads"]  # classes without grouped queries check that both are equal
     for expand, heads, head_dim in _SPLIT:
         if all(_is_int(small.get(name)) for name in (expand, heads, head_dim, "hidden_size")):
-            # State space layers check heads x head dimension against expansion x hidden size.
-            small[heads] = max(1, small[expand] * small["hidden_size"] // small[head_dim])
+            # State space layers check heads x head dimension against expansion x hidden size, or against a number of its own.
+            if _is_int(small.get("mamba_d_ssm")):
+                small["mamba_d_ssm"] = small[heads] * small[head_dim]
+            else:
+                small[heads] = max(1, small[expand] * small["hidden_size"] // small[head_dim])
     return small
 
 

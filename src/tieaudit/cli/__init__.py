@@ -74,8 +74,11 @@ def _run(args: list[str]) -> int:
         return code if isinstance(code, int) else 0
     except click.exceptions.Exit as stop:
         return stop.exit_code
-    except click.UsageError as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
+        return 2
+    except click.UsageError as error:
+        _say(f"{error.format_message().rstrip('.')} (tieaudit -h lists the options)")
         return 2
     except click.ClickException as error:
         _say(error.format_message())

@@ -19,6 +19,6 @@ def rules_command(rule: str | None) -> None:
     try:
         codes = matching([rule], "rules")
     except OptionError as error:
-        raise click.UsageError(str(error)) from None
+        raise click.ClickException(str(error)) from None
     pages = [f"{one.code} {one.name} ({one.severity.value})\n\n{one.page}\n" for one in all_rules() if one.code in codes]
     click.echo("\n".join(pages), nl=False)

@@ -217,12 +217,15 @@ def cast_copy(case: Case) -> Iterator[Problem]:
         spare = [matrix for matrix in both if matrix.name == relation.redundant]
         kept = [matrix for matrix in both if matrix not in spare]
         waste = f" ({exactly(spare[0].nbytes)} wasted)" if spare else ""
+        loaded = f"; {case.config.file} asks for {case.config.dtype}" if case.config and case.config.dtype else ""
+        canonical = situation.group.canonical
+        rename = f" under the name {canonical}" if kept[0].name == situation.head != canonical else ""
         yield Problem(
-            message=f"{_where(case, situation)}{name} is {holder} in another dtype: {relation.detail}{waste}",
+            message=f"{_where(case, situation)}{holder} and {name} are one matrix in two dtypes: {relation.detail}{waste}{loaded}",
             tensors=places(*both),
             waste=tuple(waste for matrix in spare for waste in wasted(*matrix.parts)),
             evidence=relation.evidence,
-            fix=_proved(relation.evidence, f"keep {kept[0].name}, as {situation.group.canonical}, and leave {spare[0].name} out")
+            fix=_proved(relation.evidence, f"keep {kept[0].name}{rename} and leave {spare[0].name} out")
             if spare
             else "neither holds the other exactly: keep the one that the model was trained with",
         )
