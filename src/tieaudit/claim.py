@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from .catalog import lookup
-from .catalog.lookup import Architecture, CatalogTie
+from .catalog.lookup import UNKNOWN, Architecture, CatalogTie, State
 from .checkpoint import Edition
 from .config import ABSENT, Config
 from .names import StoredNames, guess_pairs
@@ -58,8 +58,8 @@ class TieGroup:
 class Claim:
     """Everything that config and architecture ask of the names.
 
-    `rows` gives the row count that a name must have and the key that says so. `required`: names without which the model is not
-    whole although no tie concerns them. `bad_flags`: keys whose value is no boolean, with the value.
+    `rows` gives the row count that a name must have and the key that says so. `v4_kept`: aliases that transformers 4
+    stores in place of the canonical name. `bad_flags`: keys whose value is no boolean, with the value.
     """
 
     architecture: str = ""
@@ -73,6 +73,7 @@ class Claim:
     ignored_flag: str = ""
     bad_flags: tuple[tuple[str, str], ...] = ()
     other_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    v4_kept: frozenset[str] = frozenset()
 
 
 def of_edition(edition: Edition, config: Config | None, stored: StoredNames) -> Claim:
@@ -110,13 +111,17 @@ def _architecture(config: Config | None, stored: StoredNames) -> tuple[Architect
 
 
 def _by_catalog(architecture: Architecture, config: Config, stored: StoredNames, *, exact: bool) -> Claim:
-    states, bad = _states(architecture.keys, config)
+    states, bad = _states(architecture, config)
     groups: dict[str, list[tuple[CatalogTie, Alias]]] = {}
-    # the tables were observed with nested sections present; in a flat config (Qwen2-VL) transformers 4 fills them from the top
-    flat = any("." in key and config.at(key.rpartition(".")[0]) is ABSENT for key in architecture.keys)
+    # a section that is not there (Qwen2-VL as first released) is filled from the top by transformers 4, in its own ways
+    states_v4 = tuple(
+        UNKNOWN if "." in key and config.at(key.rpartition(".")[0]) is ABSENT else state
+        for key, state in zip(architecture.keys, states, strict=True)
+    )
+    moved = any(config.at(path) not in (ABSENT, value) for path, value in architecture.layout.items())
     for tie in architecture.ties:
-        tied, tied_v4 = architecture.read(tie.v5, states), None if flat else architecture.read(tie.v4, states)
-        if tied is None and tied_v4 is None:
+        tied, tied_v4 = architecture.read(tie.v5, states), architecture.read(tie.v4, states_v4)
+        if (tied is None and tied_v4 is None) or (moved and tie.role in ("layer", "other")):
             continue
         for canonical, alias in _expanded(tie, stored):
             groups.setdefault(canonical, []).append((tie, Alias(alias, tied, tied_v4)))
@@ -138,6 +143,7 @@ def _by_catalog(architecture: Architecture, config: Config, stored: StoredNames,
         ignored_flag=_ignored(architecture, config),
         bad_flags=bad,
         other_names=architecture.other_names,
+        v4_kept=architecture.v4_kept,
     )
 
 
@@ -164,7 +170,7 @@ def _group(
     members: list[tuple[CatalogTie, Alias]],
     architecture: Architecture,
     config: Config,
-    states: tuple[bool | None, ...],
+    states: tuple[State, ...],
 ) -> TieGroup:
     aliases = {alias.name: alias for _, alias in members}
     leading = min((tie for tie, _ in members), key=lambda tie: tie.role != "embedding-head")
@@ -181,15 +187,18 @@ def _group(
     )
 
 
-def _states(keys: tuple[str, ...], config: Config) -> tuple[tuple[bool | None, ...], tuple[tuple[str, str], ...]]:
+def _states(architecture: Architecture, config: Config) -> tuple[tuple[State, ...], tuple[tuple[str, str], ...]]:
     """(state of each key, keys whose value is not a boolean). A value that is no boolean counts as Python would read it,
     which is what transformers 4 does; transformers 5 refuses it."""
-    states: list[bool | None] = []
+    states: list[State] = []
     bad = []
-    for key in keys:
+    for key in architecture.keys:
         value = config.at(key)
         if value is ABSENT:
-            states.append(None)
+            # another text model than the observed one may have another default
+            section = key.rpartition(".")[0]
+            kind = config.at(f"{section}.model_type") if section else ABSENT
+            states.append(None if kind in (ABSENT, architecture.types.get(section, kind)) else UNKNOWN)
             continue
         states.append(bool(value))
         if type(value) is not bool and key.endswith(FLAG):
@@ -197,7 +206,7 @@ def _states(keys: tuple[str, ...], config: Config) -> tuple[tuple[bool | None, .
     return tuple(states), tuple(bad)
 
 
-def _source(architecture: Architecture, table: str, states: tuple[bool | None, ...], config: Config, tied: bool | None) -> tuple[str, bool]:
+def _source(architecture: Architecture, table: str, states: tuple[State, ...], config: Config, tied: bool | None) -> tuple[str, bool]:
     """(why transformers 5 ties or does not, whether an absent key was decided by the class)."""
     verb = {True: "tied", False: "untied", None: "unknown"}[tied]
     keys = architecture.keys
@@ -209,8 +218,8 @@ def _source(architecture: Architecture, table: str, states: tuple[bool | None, .
         other = (*states[:at], not states[at], *states[at + 1 :])
         return architecture.read(table, other) is not tied
 
-    deciding = [key for at, key in enumerate(keys) if states[at] is not None and flipped(at)]
-    stated = [(key, states[at]) for at, key in enumerate(keys) if states[at] is not None]
+    deciding = [key for at, key in enumerate(keys) if isinstance(states[at], bool) and flipped(at)]
+    stated = [(key, states[at]) for at, key in enumerate(keys) if isinstance(states[at], bool)]
     if deciding:
         said = [(key, state) for key, state in stated if key in deciding]
     else:
@@ -237,31 +246,32 @@ def _expanded(tie: CatalogTie, stored: StoredNames) -> Iterator[tuple[str, str]]
     if "{" not in tie.alias:
         yield tie.canonical, tie.alias
         return
-    pattern = _pattern(tie.alias)
-    if "{n}" not in tie.alias:
-        for name in stored:
-            if pattern.fullmatch(name) and name != tie.canonical:
-                yield tie.canonical, name
-        return
-    numbers = set()
+    alias, canonical = _pattern(tie.alias), _pattern(tie.canonical)
+    found: dict[tuple[str, str], None] = {}
     for name in stored:
-        match = pattern.fullmatch(name) or _pattern(tie.canonical).fullmatch(name)
+        match = alias.fullmatch(name)
         if match:
-            numbers.add(match["n"])
-    for number in sorted(numbers, key=int):
-        yield tie.canonical.replace("{n}", number), tie.alias.replace("{n}", number)
+            found[_filled(tie.canonical, match), name] = None
+        elif "{*}" not in tie.alias and (match := canonical.fullmatch(name)):
+            found[name, _filled(tie.alias, match)] = None
+    yield from (pair for pair in found if pair[0] != pair[1])
+
+
+def _filled(name: str, match: re.Match[str]) -> str:
+    return re.sub(r"\{([nmk])\}", lambda place: match[place[1]], name)
 
 
 @lru_cache(maxsize=256)
 def _pattern(name: str) -> re.Pattern[str]:
-    number = r"(?P<n>\d+)"
-    parts = re.split(r"(\{n\}|\{\*\})", name)
-    text, seen = "", False
-    for part in parts:
-        if part == "{n}":
-            text, seen = text + (r"(?P=n)" if seen else number), True
+    text, seen = "", set()
+    for part in re.split(r"(\{[nmk*]\})", name):
+        if part == "{*}":
+            text += r"\d+"
+        elif part.startswith("{"):
+            text += f"(?P={part[1]})" if part in seen else rf"(?P<{part[1]}>\d+)"
+            seen.add(part)
         else:
-            text += r"\d+" if part == "{*}" else re.escape(part)
+            text += re.escape(part)
     return re.compile(text)
 
 

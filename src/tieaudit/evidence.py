@@ -95,12 +95,12 @@ class Gathering:
         """Every name of the group looked up, and the stored ones compared with the first of them."""
         asked: list[tuple[str, bool | None, bool | None]] = [(group.canonical, True, True)]
         asked += [(alias.name, alias.tied, alias.tied_v4) for alias in group.aliases]
-        found: list[tuple[Matrix, bool | None, bool | None]] = []
+        found: list[tuple[Matrix, bool | None, bool | None, str]] = []
         absent, broken = [], []
         for name, tied, tied_v4 in asked:
             matrix = stored.find(name, claim.other_names)
-            if matrix and all(matrix.name != other.name for other, _, _ in found):
-                found.append((matrix, tied, tied_v4))
+            if matrix and all(matrix.name != other.name for other, *_ in found):
+                found.append((matrix, tied, tied_v4, name))
             elif matrix is None and stored.is_broken(name, claim.other_names):
                 broken.append(name)
             elif matrix is None:
@@ -115,7 +115,7 @@ class Gathering:
             )
         # a name that nothing ties cannot stand in for the others
         found.sort(key=lambda entry: entry[1] is False)
-        holder, holder_tied, holder_tied_v4 = found[0]
+        holder, holder_tied, holder_tied_v4, holder_as = found[0]
         pairs = tuple(
             Pair(
                 first=holder,
@@ -124,12 +124,12 @@ class Gathering:
                 tied_v4=_both(holder_tied_v4, tied_v4),
                 relation=relate(holder, matrix, data, self.verify),
             )
-            for matrix, tied, tied_v4 in found[1:]
+            for matrix, tied, tied_v4, _ in found[1:]
         )
         if absent and absent[0][0] == group.canonical:
             # what became of the canonical name depends on whether the holder is tied to it
             absent[0] = (group.canonical, holder_tied, holder_tied_v4)
-        return TieState(group=group, holder=holder, pairs=pairs, absent=tuple(absent), broken=tuple(broken))
+        return TieState(group=group, holder=holder, holder_as=holder_as, pairs=pairs, absent=tuple(absent), broken=tuple(broken))
 
     def _related(
         self, weights: Iterable[TensorRecord], ends: list[TensorRecord], data: TensorBytes

@@ -54,7 +54,12 @@ def observe(names: Sequence[str] = (), like: Json | None = None, jobs: int = 2) 
     found = in_children(list(wanted), one, jobs)
     if not names:
         found |= {name: {"error": "named in an auto mapping, not exported"} for name in tiny.unresolved()}
-    return {"transformers": transformers.__version__, "torch": torch.__version__, "architectures": dict(sorted(found.items()))}
+    return {
+        "transformers": transformers.__version__,
+        "torch": torch.__version__,
+        "flags": observation.flags(),
+        "architectures": dict(sorted(found.items())),
+    }
 
 
 def in_children(names: Iterable[str], work: Callable[[str], Json], jobs: int, seconds: int = SECONDS) -> dict[str, Json]:

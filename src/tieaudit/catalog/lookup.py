@@ -14,15 +14,19 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-STATES = (True, False, None)
+State = bool | None | str
+STATES: tuple[State, ...] = (True, False, None)
 """The states of a deciding key in the order of a truth table: true, false, absent."""
+UNKNOWN = "unknown"
+"""The state of a key that config.json does not have where the class has no fixed default for it."""
+_CELLS = {"1": True, "0": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogTie:
     """Two names that can be one Parameter. `v5` and `v4` are truth tables over the architecture's keys ('' = not known there).
 
-    Names are as stored on disk; `{n}` is one number in both names, `{*}` any number in the alias.
+    Names are as stored on disk; `{n}`, `{m}`, `{k}` are numbers that are equal in both names, `{*}` is any number in the alias.
     """
 
     canonical: str
@@ -34,7 +38,11 @@ class CatalogTie:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """One class of transformers: which names it can share, and which keys of config.json decide."""
+    """One class of transformers: which names it can share, and which keys of config.json decide.
+
+    `types`: model types of the nested configs with which the keys were observed. `layout`: values of other keys for which ties of
+    repeated parts were observed. `v4_kept`: aliases that transformers 4 stores in place of the canonical name.
+    """
 
     name: str
     model_type: str = ""
@@ -44,17 +52,21 @@ class Architecture:
     head: str | None = None
     other_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     rows: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    types: Mapping[str, str] = field(default_factory=dict)
+    layout: Mapping[str, int] = field(default_factory=dict)
+    v4_kept: frozenset[str] = frozenset()
 
-    def read(self, table: str, states: tuple[bool | None, ...]) -> bool | None:
-        """The truth table at these states of `keys`; None where it does not say."""
-        if not table:
-            return None
+    def read(self, table: str, states: tuple[State, ...]) -> bool | None:
+        """The truth table at these states of `keys`; None where it does not say, or where it hangs on a state that is unknown."""
         if len(table) == 1:
-            return {"1": True, "0": False}.get(table)
-        at = 0
+            return _CELLS.get(table)
+        cells = [table] if table else []
         for state in states:
-            at = at * len(STATES) + STATES.index(state)
-        return {"1": True, "0": False}.get(table[at])
+            third = len(cells[0]) // len(STATES) if cells else 0
+            wanted = range(len(STATES)) if state == UNKNOWN else (STATES.index(state),)
+            cells = [cell[third * at : third * (at + 1)] for cell in cells for at in wanted]
+        found = {_CELLS.get(cell) for cell in cells}
+        return found.pop() if len(found) == 1 else None
 
 
 @lru_cache(maxsize=1)
@@ -110,4 +122,7 @@ def find(name: str) -> Architecture | None:
         head=entry.get("head"),
         other_names=other,
         rows={which: (path, extra) for which, (path, extra) in entry.get("rows", {}).items()},
+        types=entry.get("types", {}),
+        layout=entry.get("layout", {}),
+        v4_kept=frozenset(entry.get("v4_kept", ())),
     )

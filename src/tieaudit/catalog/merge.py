@@ -43,6 +43,9 @@ def merge(v5: Json, v4: Json) -> Iterator[str]:
             by_type[found["model_type"]].append(name)
     for model_type in sorted(by_type):
         yield f"@{model_type}\t{_dumps(sorted(by_type[model_type], key=_rank))}"
+    now, then = v5.get("flags", {}), v4.get("flags", {})
+    for model_type in sorted({*now, *then}):
+        yield f"!{model_type}\t{_dumps({'v5': now.get(model_type), 'v4': then.get(model_type)})}"
 
 
 def write(lines: Iterable[str], path: Path) -> None:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import transformers
 from transformers import PreTrainedModel
 
 from tieaudit.catalog import tiny
@@ -75,6 +76,17 @@ def observe(cls: type[PreTrainedModel], like: Json | None = None) -> Json:
         if tiny.get(config, (*path, "model_type"))
     }
     return seen
+
+
+def flags() -> Json:
+    """Return, per model type, the flag that its config class has when config.json does not name it; None: it has none."""
+    found: Json = {}
+    for model_type in transformers.CONFIG_MAPPING:
+        try:
+            found[model_type] = getattr(transformers.CONFIG_MAPPING[model_type](), FLAG, None)
+        except Exception:  # noqa: S112  (a class without defaults says nothing)
+            continue
+    return dict(sorted(found.items()))
 
 
 class _Probe:

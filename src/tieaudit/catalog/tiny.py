@@ -120,7 +120,7 @@ def architectures() -> dict[str, type[PreTrainedModel]]:
     found: dict[str, type[PreTrainedModel]] = {}
     for name in {*dir(transformers), *_mapped_names()}:
         value: Any = getattr(transformers, name, None)
-        concrete = isinstance(value, type) and issubclass(value, PreTrainedModel) and not re.search(r"Pre[Tt]rainedModel$", name)
+        concrete = isinstance(value, type) and issubclass(value, PreTrainedModel) and not re.search(r"Pre[Tt]rained\w*Model", name)
         if concrete and getattr(value, "config_class", None) is not None:
             found[name] = value
     return dict(sorted(found.items()))

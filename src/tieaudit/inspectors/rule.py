@@ -38,11 +38,13 @@ class Pair:
 class TieState:
     """A tie group against what is stored. `pairs` relate each further stored name to the first stored one (`holder`).
 
-    `absent`: names that are not stored, `broken`: names whose entry cannot be read; both with the two readings of the tie.
+    `holder_as` is the catalog's name for the holder. `absent`: names that are not stored, with the two readings of the tie;
+    `broken`: names whose entry cannot be read.
     """
 
     group: TieGroup
     holder: Matrix | None
+    holder_as: str = ""
     pairs: tuple[Pair, ...] = ()
     absent: tuple[tuple[str, bool | None, bool | None], ...] = ()
     broken: tuple[str, ...] = ()

@@ -114,8 +114,7 @@ def missing_head(case: Case) -> Iterator[Problem]:
     Use instead: set `tie_word_embeddings` to true if the model was trained tied, else restore the head from the training run.
     """
     for situation in speaking(case, "missing-head"):
-        embedding = situation.group.role == "embedding"
-        if embedding:
+        if _is_embedding(situation):
             continue  # missing-embedding speaks
         holder, name = _named(situation)
         what = "starts with zeros" if name.endswith("bias") else "starts with random values"
@@ -145,13 +144,18 @@ def missing_embedding(case: Case) -> Iterator[Problem]:
             fix="save again from the model in memory; if the two were one matrix there, set the flag to true",
         )
     for situation in speaking(case, "missing-head"):
-        if situation.group.role == "embedding":
+        if _is_embedding(situation):
             yield Problem(
                 message=f"{_where(case, situation)}{situation.name} is not stored and starts with random values "
                 f"({situation.group.source}{_readers(situation)})",
                 tensors=places(situation.holder) if situation.holder else (),
                 fix="set the flag to true if it was trained as one matrix, else restore it",
             )
+
+
+def _is_embedding(situation: Situation) -> bool:
+    """The absent name is an input embedding: one of several (BART), or the only one where the head's name is the canonical one."""
+    return situation.group.role == "embedding" or situation.group.canonical == situation.head
 
 
 def _alias_note(situation: Situation) -> str | None:

@@ -136,7 +136,7 @@ def _of_group(case: EditionCase, state: TieState) -> Iterator[Situation]:
 
     if state.holder is None:
         # an absence proves something only if the whole edition was read and the class was named by the config
-        if claim.exact and not state.broken and not group.optional and group.role != "bias":
+        if claim.exact and not state.broken and group.role == "embedding-head":
             first = group.aliases[0]
             yield situation(Stored.NEITHER, group.canonical, first.tied, first.tied_v4)
         return
@@ -157,8 +157,8 @@ def _of_group(case: EditionCase, state: TieState) -> Iterator[Situation]:
         return
     for name, tied, tied_v4 in state.absent:
         if name == group.canonical:
-            if not group.optional or tied:
-                holds_head = state.holder.name == claim.head or group.role == "bias"
+            if (not group.optional or tied) and state.holder_as not in claim.v4_kept:
+                holds_head = state.holder_as == claim.head or group.role == "bias"
                 yield situation(Stored.HEAD_ONLY if holds_head else Stored.ALIAS_ONLY, name, tied, tied_v4)
         elif not group.optional:
             yield situation(Stored.CANONICAL_ONLY, name, tied, tied_v4)
