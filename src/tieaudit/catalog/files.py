@@ -75,14 +75,15 @@ def disk_names(model: PreTrainedModel) -> dict[str, str]:
     return {name: by_value[value][0] for value, name in enumerate(parameters, start=FIRST_CONSTANT) if len(by_value.get(value, ())) == 1}
 
 
-def _unshare_modules(model: PreTrainedModel) -> None:
-    """Give every path a module of its own: version 4 shares whole embedding modules, not only their weights."""
-    seen: set[int] = set()
-    for path, module in list(model.named_modules(remove_duplicate=False)):
-        if id(module) in seen and path and any(True for _ in module.parameters(recurse=False)):
-            parent, _, leaf = path.rpartition(".")
-            setattr(model.get_submodule(parent), leaf, copy.deepcopy(module))
-        seen.add(id(module))
+def _unshare_modules(module: nn.Module, seen: dict[int, nn.Module] | None = None) -> None:
+    """Give every path a module of its own: heads and, in version 4, embeddings are shared as whole modules."""
+    seen = {} if seen is None else seen  # holds the modules, so that no number is given out twice
+    for name, child in list(module._modules.items()):  # noqa: SLF001  (named_children leaves out repeated ones)
+        if child is not None:
+            own = copy.deepcopy(child) if id(child) in seen else child
+            module._modules[name] = own  # noqa: SLF001
+            seen[id(own)] = own
+            _unshare_modules(own, seen)
 
 
 def _files(model: PreTrainedModel, *, constants: bool) -> dict[str, float]:

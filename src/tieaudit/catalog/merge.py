@@ -45,7 +45,9 @@ def merge(v5: Json, v4: Json) -> Iterator[str]:
         yield f"@{model_type}\t{_dumps(sorted(by_type[model_type], key=_rank))}"
     now, then = v5.get("flags", {}), v4.get("flags", {})
     for model_type in sorted({*now, *then}):
-        yield f"!{model_type}\t{_dumps({'v5': now.get(model_type), 'v4': then.get(model_type)})}"
+        flags = {"v5": now.get(model_type), "v4": then.get(model_type)}
+        if flags != {"v5": None, "v4": None}:
+            yield f"@!{model_type}\t{_dumps(flags)}"
 
 
 def write(lines: Iterable[str], path: Path) -> None:

@@ -42,12 +42,20 @@ def observe(cls: type[PreTrainedModel], like: Json | None = None) -> Json:
     embedding, head = ends(model)
     if not (seen["declares"] or head or probe.default.groups or probe.at(dict.fromkeys(switches, True)).groups):
         return seen
-    deeper = None if used_like else _deeper(cls, probe.default)
-    if deeper:
-        seen["config"], config = deeper, deeper
+    deep = None if used_like else _deep(cls)
+    if deep and _deeper(probe.default, Structure(tiny.build(cls, deep))):
+        seen["config"], config = deep, deep
         model = tiny.build(cls, config)
         probe = _Probe(cls, config, model)
         embedding, head = ends(model)
+    seen["layout"] = {}
+    on = dict.fromkeys(switches, True)
+    indexed = any(_indexed(group) for structure in (probe.default, probe.at(on)) for group in structure.groups)
+    if deep and config is not deep and indexed and any(_moves(cls, config, deep, values) for values in ({}, on)):
+        seen["config"], config = deep, deep
+        model = tiny.build(cls, config)
+        probe = _Probe(cls, config, model)
+        seen["layout"] = tiny.depths(config)
     if embedding:
         seen["embedding"] = {"name": embedding, "shape": list(model.get_parameter(embedding).shape)}
     if head:
@@ -68,8 +76,8 @@ def observe(cls: type[PreTrainedModel], like: Json | None = None) -> Json:
     seen["rows"] = {
         role: found for role, name in (("embedding", embedding), ("head", head)) if name and (found := _rows(cls, config, name))
     }
-    if any(sum(bool(_INTEGER.search(name)) for name in group) > 1 for structure in structures for group in structure.groups):
-        seen["layout"] = probe.layout(dict.fromkeys(switches, True))
+    if any(_indexed(group) for structure in structures for group in structure.groups):
+        seen["layout"] |= probe.layout(on)
     seen["types"] = {
         ".".join(path): tiny.get(config, (*path, "model_type"))
         for path in tiny.subconfigs(config)
@@ -136,8 +144,9 @@ class _Probe:
             found |= dict.fromkeys(new)
             if not new:
                 break
+        adding = [path for path in found if not self._contradicts(starts[0], path)]
         keys |= found
-        ordered = sorted(keys, key=lambda path: (path[-1] != FLAG, len(path), path))
+        ordered = sorted(keys, key=lambda path: (path in adding, path[-1] != FLAG, len(path), path))
         return ordered[:MAX_KEYS]
 
     def layout(self, start: Mapping[Path, Any]) -> Json:
@@ -158,6 +167,9 @@ class _Probe:
         one, two = self.at(start), self.at({**start, path: not tiny.get(self.config, path)})
         return one.contradicts(two) or one.adds(two)
 
+    def _contradicts(self, start: Mapping[Path, Any], path: Path) -> bool:
+        return self.at(start).contradicts(self.at({**start, path: not tiny.get(self.config, path)}))
+
 
 def _instance(cls: type[PreTrainedModel], like: Json | None) -> tuple[PreTrainedModel, Json, bool]:
     if like and like.get("config"):
@@ -171,20 +183,46 @@ def _instance(cls: type[PreTrainedModel], like: Json | None) -> tuple[PreTrained
     return model, config, False
 
 
-def _deeper(cls: type[PreTrainedModel], default: Structure) -> Json | None:
-    """Return a config of the class' full depth where its ties have another shape than the tiny one's, else None."""
+def _deep(cls: type[PreTrainedModel]) -> Json | None:
+    """Return a config of the class' full depth, None where the shrink rules clash at that depth."""
     config = tiny.shrink(tiny.default_config(cls), frozenset({"layers"}))
     try:
-        full = Structure(tiny.build(cls, config))
+        tiny.build(cls, config)
     except MemoryError:
         raise
-    except Exception:  # the shrink rules clash at this depth; the tiny instance stands alone
+    except Exception:
         return None
-    return config if _shapes(full) != _shapes(default) else None
+    return config
 
 
-def _shapes(structure: Structure) -> set[frozenset[str]]:
-    return {frozenset(_INTEGER.sub("#", name) for name in group) for group in structure.groups}
+def _deeper(default: Structure, full: Structure) -> bool:
+    """Whether the ties of the full depth have another shape than the tiny instance's."""
+    one, two = _shapes(full), _shapes(default)
+    if one.keys() != two.keys():
+        return True
+    # A group that occurs once keeps the integers in its names, so these must be those of the full depth.
+    return any(len(one[shape]) == len(two[shape]) == 1 and one[shape] != two[shape] for shape in one)
+
+
+def _moves(cls: type[PreTrainedModel], small: Json, deep: Json, values: Mapping[Path, Any]) -> bool:
+    """Whether a shared parameter is stored under another name at another depth: under its last layer's, say."""
+    kept: list[set[str]] = []
+    for config in (tiny.with_values(small, values), tiny.with_values(deep, values)):
+        found = saved(cls, config, Structure(tiny.build(cls, config)))
+        kept.append({name for names in found.get("kept", ()) for name in names})
+    return not kept[0] <= kept[1]
+
+
+def _indexed(group: Sequence[str]) -> bool:
+    return sum(bool(_INTEGER.search(name)) for name in group) > 1
+
+
+def _shapes(structure: Structure) -> dict[frozenset[str], set[tuple[str, ...]]]:
+    """Return the groups by what is left of their names without integers."""
+    found: dict[frozenset[str], set[tuple[str, ...]]] = {}
+    for group in structure.groups:
+        found.setdefault(frozenset(_INTEGER.sub("#", name) for name in group), set()).add(group)
+    return found
 
 
 def _booleans(config: Json, prefix: Path = ()) -> Iterator[Path]:

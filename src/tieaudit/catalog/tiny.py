@@ -34,7 +34,7 @@ MAX_REAL = 240_000_000  # parameters; larger instances stay on the meta device
 
 # Written by the library at save time or not a property of the architecture.
 _DROPPED = {"transformers_version", "architectures", "dtype", "torch_dtype", "_name_or_path", "id2label", "label2id"}
-_DROPPED |= {"_attn_implementation_autoset", "_commit_hash", "experts_implementation", "_attn_implementation_internal"}
+_DROPPED |= {"_attn_implementation_autoset", "_commit_hash", "experts_implementation", "_attn_implementation_internal", "torchscript"}
 
 # Group, pattern of the field name, new value. An integer is only ever made smaller. Order matters: first match wins.
 _RULES: Sequence[tuple[str, str, int]] = (
@@ -44,7 +44,7 @@ _RULES: Sequence[tuple[str, str, int]] = (
     ("layers", r"num_(encoder|decoder|text|vision)?_?blocks|num_nextn_predict_layers|max_(encoder|decoder)_layers", LAYERS),
     ("vocab", r"(.*_)?vocab_size(_.*)?|tgt_vocab_size|entity_vocab_size|n_vocab|.*_group_vocab|ngram_vocab_size_base", VOCAB),
     ("experts", r"(num|n|moe_num|num_local|n_routed|num_routed|moe)_?(routed_|local_)?experts", 4),
-    ("experts", r".*experts_per_tok(en)?|(moe_)?top_?k|router_top_k|moe_k|num_selected_experts|num_experts_per_tok", 2),
+    ("experts", r".*experts_per_tok(en)?|moe_top_?k|top_k_experts|router_top_k|moe_k|num_selected_experts|num_experts_per_tok", 2),
     ("experts", r"n_group|topk_group|num_expert_group(s)?", 1),
     ("rank", r".*_lora_rank|.*_rank|o_groups", 16),
     ("headdim", r"qk_rope_head_dim|index_head_dim", 8),
@@ -119,16 +119,23 @@ def architectures() -> dict[str, type[PreTrainedModel]]:
     _stand_in()
     found: dict[str, type[PreTrainedModel]] = {}
     for name in {*dir(transformers), *_mapped_names()}:
-        value: Any = getattr(transformers, name, None)
+        value: Any = _exported(name)
         concrete = isinstance(value, type) and issubclass(value, PreTrainedModel) and not re.search(r"Pre[Tt]rained\w*Model", name)
         if concrete and getattr(value, "config_class", None) is not None:
             found[name] = value
     return dict(sorted(found.items()))
 
 
+def _exported(name: str) -> Any:
+    try:
+        return getattr(transformers, name, None)
+    except (ImportError, RuntimeError):  # a processor that needs a library that is not there
+        return None
+
+
 def unresolved() -> list[str]:
     """Return the class names in auto mappings that transformers does not export."""
-    return sorted(name for name in _mapped_names() if not hasattr(transformers, name))
+    return sorted(name for name in _mapped_names() if _exported(name) is None)
 
 
 def _mapped_names() -> Iterator[str]:
@@ -258,6 +265,17 @@ def subconfigs(config: Json, prefix: Path = ()) -> Iterator[Path]:
             yield from subconfigs(value, (*prefix, name))
 
 
+def depths(config: Json, prefix: Path = ()) -> dict[str, int]:
+    """Return the numbers of layers in a config, by dotted path."""
+    found: dict[str, int] = {}
+    for name, value in config.items():
+        if isinstance(value, dict):
+            found |= depths(value, (*prefix, name))
+        elif _is_int(value) and _group(name) == "layers":
+            found[".".join((*prefix, name))] = value
+    return found
+
+
 def get(config: Json, path: Path) -> Any:
     """Return the value at a path, None where there is none."""
     value: Any = config
@@ -281,7 +299,9 @@ def with_values(config: Json, values: Mapping[Path, Any]) -> Json:
 def _usable(config: Json) -> Json:
     """Return a config with unusable values replaced, at every level, by the values of its model type."""
     plain = {name: _usable(value) if isinstance(value, dict) else value for name, value in config.items()}
-    return _merged(plain, usable.VALUES.get(str(config.get("model_type")), {}))
+    kind = str(config.get("model_type"))
+    plain = _merged(plain, usable.VALUES.get(kind, {}))
+    return _merged(plain, usable.VALUES_4.get(kind, {})) if transformers.__version__ < "5" else plain
 
 
 def _merged(config: Json, values: Mapping[str, Any]) -> Json:

@@ -14,9 +14,15 @@ Json = dict[str, Any]
 _BERT: Json = {"model_type": "bert"}
 _DECODER: Json = {"model_type": "bert", "is_decoder": True, "add_cross_attention": True}
 _STAGES: Json = {"out_features": ["stage2", "stage3", "stage4"], "out_indices": [2, 3, 4]}
-_RESNET: Json = {"use_timm_backbone": False, "backbone": None, "backbone_config": {"model_type": "resnet", **_STAGES}}
-_LAST: Json = {"out_features": ["stage4"], "out_indices": [4]}
-_RESNET_ONE: Json = {**_RESNET, "backbone_config": {"model_type": "resnet", **_LAST}}
+_RESNET: Json = {
+    "use_timm_backbone": False,
+    "backbone": None,
+    "backbone_kwargs": None,
+    "use_pretrained_backbone": False,
+    "backbone_config": {"model_type": "resnet", **_STAGES},
+}
+_ALL: Json = {"out_features": ["stage1", "stage2", "stage3", "stage4"], "out_indices": [1, 2, 3, 4]}
+_RESNET_ALL: Json = {**_RESNET, "backbone_config": {"model_type": "resnet", **_ALL}}
 _MUSIC: Json = {"text_encoder": {"model_type": "t5"}, "audio_encoder": {"model_type": "encodec"}}
 
 # Classes that have no default at all: what the constructor needs.
@@ -73,11 +79,23 @@ VALUES: Mapping[str, Json] = {
     "moonshine_streaming": {"num_key_value_heads": 4},
     "nemotron": {"num_key_value_heads": 4},
     "wav2vec2-bert": {"vocab_size": 131},
-    "conditional_detr": _RESNET_ONE,
-    "dab-detr": _RESNET_ONE,
-    "detr": _RESNET_ONE,
-    "table-transformer": _RESNET_ONE,
+    "conditional_detr": _RESNET_ALL,
+    "dab-detr": _RESNET_ALL,
+    "detr": _RESNET_ALL,
+    "table-transformer": _RESNET_ALL,
     "deformable_detr": _RESNET,
+    "omdet-turbo": {**_RESNET, "backbone_config": {"model_type": "swin", **_STAGES}},
+}
+
+# The same for transformers 4 alone.
+_MROPE: Json = {"rope_scaling": {"rope_type": "default", "mrope_section": [3, 3, 2], "mrope_interleaved": True}}
+VALUES_4: Mapping[str, Json] = {
+    "granitemoehybrid": {"num_hidden_layers": 3, "layer_types": ["mamba", "attention", "mamba"]},
+    "mllama_text_model": {"rope_scaling": {"rope_type": "default"}},
+    "qwen3_omni_moe_talker_text": _MROPE,
+    "qwen3_omni_moe_text": _MROPE,
+    "qwen3_vl_moe_text": _MROPE,
+    "qwen3_vl_text": _MROPE,
 }
 
 # By class: a config value on which the class insists, or one that its config class forgets.
@@ -88,5 +106,6 @@ OF_CLASS: Mapping[str, Json] = {
     "Wav2Vec2ConformerForCTC": {"vocab_size": 131},
     "ReformerModelWithLMHead": {"is_decoder": True},
     "T5GemmaEncoderModel": {"is_encoder_decoder": False},
+    "HieraForPreTraining": {"decoder_hidden_size": 64, "decoder_depth": 2, "decoder_num_heads": 4},
     "ViltForImagesAndTextClassification": {"num_images": 2, "modality_type_vocab_size": 3},
 }
