@@ -16,7 +16,8 @@ from .checkpoint import TensorRecord
 _WRAPPERS = re.compile(r"(?:(?<=\.)|^)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.|^(?:module\.|base_model\.model\.)+")
 _PREFIXES = ("model.", "language_model.", "model.language_model.", "language_model.model.", "transformer.", "text_model.",
              "model.text_model.", "backbone.", "base_model.", "decoder.", "model.decoder.", "llm.", "net.", "module.")  # fmt: skip
-# FORMATS §9: what stands beside or in place of `X.weight` when X is quantised
+TELLING = 3  # dots in a name from which on its end alone identifies it
+# what stands beside or in place of `X.weight` when X is quantised
 _BUNDLE = ("weight_packed", "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_zero_point", "weight_global_scale",
            "weight_shape", "weight_blocks", "weight_scales", "weight_qdata", "qweight", "qzeros", "scales", "g_idx", "biases",
            "_weight_qdata", "_weight_scale", "_weight_zero_point", "SCB", "weight_format",
@@ -74,7 +75,14 @@ class StoredNames:
             matrix = self.exact(spelling)
             if matrix:
                 return matrix
-        return None
+        return self._behind_a_prefix(name)
+
+    def _behind_a_prefix(self, name: str) -> Matrix | None:
+        """The one stored name that ends in `name`, if it is long enough to be telling: the base model under any prefix."""
+        if name.count(".") < TELLING:
+            return None
+        found = [stored for stored in self._tensors if stored.endswith("." + name)]
+        return self.exact(found[0]) if len(found) == 1 else None
 
     def exact(self, name: str) -> Matrix | None:
         found = self._tensors.get(name)
@@ -96,7 +104,8 @@ class StoredNames:
         yield from names
         for spelling in names:
             head, _, tail = spelling.partition(".")
-            if head + "." in _PREFIXES and "." in tail:
+            # the base model's own prefix (`bert.`) may be missing, as `from_pretrained` allows; a short tail would fit too much
+            if tail.count(".") >= (1 if head + "." in _PREFIXES else TELLING - 1):
                 yield tail
             for prefix in _PREFIXES:
                 yield prefix + spelling

@@ -131,7 +131,8 @@ def _reason(state: TieState) -> str:
         return f"both {pair.first.name} and {pair.second.name} are stored; whether they are one matrix was not compared"
     if pair.tied is False:
         equal = pair.relation.kind in (Kind.EQUAL, Kind.CAST)
-        return f"untied: two {'equal' if equal else 'separate'} matrices, {'kept apart ' if equal else ''}as the config says"
+        who = "the architecture has them" if state.group.always else "the config says"
+        return f"untied: two {'equal' if equal else 'separate'} matrices, {'kept apart ' if equal else ''}as {who}"
     if pair.tied is None and pair.relation.kind is Kind.UNRELATED:
         return "two separate matrices, and nothing claims that they are one"
     if pair.relation.kind is Kind.UNRELATED and pair.tied_v4 is False:

@@ -297,7 +297,7 @@ def _renames(ties: Sequence[Json], made: Json, now: _Reading, then: _Reading | N
     for stored, name in sorted(parameters.items()):
         if then and name and "{" not in stored:
             found = then.find(name, now)
-            if found and then.disk.get(found, stored) != stored:
+            if found and then.disk.get(found, stored) not in (stored, *parameters):
                 older[stored] = then.disk[found]
     return {key: value for key, value in (("names", names), ("v4_names", older)) if value}
 

@@ -7,6 +7,7 @@ declaration per instance, and a submodel's ties are gated by its own config. Val
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from tieaudit.catalog.tiny import Json, Path
 
 FLAG = "tie_word_embeddings"
 STATES: tuple[bool | None, ...] = (True, False, None)  # None: config.json does not have the key
-MAX_EXTRA = 256  # rows of a matrix beyond the config's own count; Mllama has 8
+MAX_EXTRA = 2048  # rows of a matrix beyond the count in the config; CpmAnt has 1024 for its prompts
 MAX_KEYS = 5  # 243 builds; the widest architecture has fewer deciding keys
 _INTEGER = re.compile(r"(^|\.)\d+(?=\.|$)")
 _SWITCH = re.compile(r".*(tie|tied|share|shared)(_.*|$)")
@@ -121,7 +122,7 @@ class _Probe:
         """Return the flag at the top and in every nested config, and every other boolean named after tying."""
         paths: list[Path] = [(FLAG,), *((*path, FLAG) for path in tiny.subconfigs(self.config))]
         named = [path for path in _booleans(self.config) if _SWITCH.match(path[-1])]
-        return list(dict.fromkeys([*paths, *named]))
+        return list(dict.fromkeys([*paths, *named, *((word,) for word in _hidden_words(self.cls))]))
 
     def deciding_keys(self, wanted: Iterable[Path]) -> list[Path]:
         """Return the paths whose value changes a tie, asked from four starting points.
@@ -169,6 +170,12 @@ class _Probe:
 
     def _contradicts(self, start: Mapping[Path, Any], path: Path) -> bool:
         return self.at(start).contradicts(self.at({**start, path: not tiny.get(self.config, path)}))
+
+
+def _hidden_words(cls: type[PreTrainedModel]) -> list[str]:
+    """Return the words for tying that the config class takes from its keyword arguments and never writes: Lfm2's `tie_embedding`."""
+    taken = re.findall(r"kwargs\.(?:pop|get)\(\s*[\"'](\w+)[\"']", inspect.getsource(cls.config_class))
+    return sorted({word for word in taken if word.startswith(("tie_", "tied_", "share_"))} - {FLAG})
 
 
 def _instance(cls: type[PreTrainedModel], like: Json | None) -> tuple[PreTrainedModel, Json, bool]:

@@ -116,7 +116,9 @@ def _transposed(edition_case: EditionCase) -> Iterator[str]:
 
 def _partners(edition_case: EditionCase, told: set[str]) -> Iterator[Problem]:
     for state in edition_case.ties:
-        if state.group.role != "embedding-head" or not edition_case.claim.exact:
+        # ends that are never shared may have rows of their own (CpmAnt's embedding has its prompt tokens too)
+        never = state.group.always and not any(alias.tied for alias in state.group.aliases)
+        if state.group.role != "embedding-head" or not edition_case.claim.exact or never:
             continue
         for pair in state.pairs:
             first, second = pair.first.main, pair.second.main

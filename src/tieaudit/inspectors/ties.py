@@ -8,7 +8,7 @@ from ..kinds import Evidence, Kind, weakest
 from ..report import Severity
 from ..text import exactly, listed
 from .rule import Case, Problem, places, rule, wasted
-from .verdicts import Situation, speaking
+from .verdicts import Situation, lone_ends, speaking
 
 
 def _named(situation: Situation) -> tuple[str, str]:
@@ -123,6 +123,16 @@ def missing_head(case: Case) -> Iterator[Problem]:
             tensors=places(situation.holder) if situation.holder else (),
             fix=f"if it was trained as {holder}: set the flag to true in config.json; else restore it from the training run",
         )
+    yield from _lone(case, heads=True)
+
+
+def _lone(case: Case, *, heads: bool) -> Iterator[Problem]:
+    for edition_case, name, is_head in lone_ends(case):
+        if is_head is heads:
+            yield Problem(
+                message=f"{name} is not stored and starts with random values ({edition_case.claim.architecture} shares it with nothing)",
+                fix="restore it from the training run",
+            )
 
 
 @rule(4, Severity.ERROR)
@@ -151,11 +161,12 @@ def missing_embedding(case: Case) -> Iterator[Problem]:
                 tensors=places(situation.holder) if situation.holder else (),
                 fix="set the flag to true if it was trained as one matrix, else restore it",
             )
+    yield from _lone(case, heads=False)
 
 
 def _is_embedding(situation: Situation) -> bool:
     """The absent name is an input embedding: one of several (BART), or the only one where the head's name is the canonical one."""
-    return situation.group.role == "embedding" or situation.group.canonical == situation.head
+    return situation.group.role == "embedding" or situation.group.canonical == situation.head != situation.name
 
 
 def _alias_note(situation: Situation) -> str | None:

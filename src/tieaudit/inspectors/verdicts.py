@@ -126,6 +126,21 @@ def speaking(case: Case, rule: str) -> Iterator[Situation]:
     return (situation for situation in situations(case) if situation.verdict.rule == rule)
 
 
+def lone_ends(case: Case) -> Iterator[tuple[EditionCase, str, bool]]:
+    """(edition, name, whether it is the head) of ends that the class needs, that no tie concerns, and that are not stored."""
+    for edition_case in case.judged:
+        claim, stored = edition_case.claim, edition_case.stored
+        if not claim.exact:
+            continue
+        tied = {name for group in claim.groups for name in group.names}
+        for name in (claim.embedding, claim.head):
+            if not name or name in tied or stored.find(name, claim.other_names) or stored.is_broken(name, claim.other_names):
+                continue
+            # under a prefix that nobody knows it may still be there
+            if not any(other.endswith(name.split(".", max(0, name.count(".") - 1))[-1]) for other in stored):
+                yield edition_case, name, name == claim.head
+
+
 def _of_group(case: EditionCase, state: TieState) -> Iterator[Situation]:
     group, claim = state.group, case.claim
 
@@ -156,9 +171,12 @@ def _of_group(case: EditionCase, state: TieState) -> Iterator[Situation]:
     if not claim.exact:
         return
     for name, tied, tied_v4 in state.absent:
-        if name == group.canonical:
-            if (not group.optional or tied) and state.holder_as not in claim.v4_kept:
-                holds_head = state.holder_as == claim.head or group.role == "bias"
-                yield situation(Stored.HEAD_ONLY if holds_head else Stored.ALIAS_ONLY, name, tied, tied_v4)
-        elif not group.optional:
-            yield situation(Stored.CANONICAL_ONLY, name, tied, tied_v4)
+        if name != group.canonical or name == claim.head:
+            # the head is the canonical name of a few classes (OpenAI GPT with two heads, Blt)
+            if not group.optional:
+                yield situation(Stored.CANONICAL_ONLY, name, tied, tied_v4)
+        elif tied or not group.optional:
+            if tied and state.holder_as in claim.v4_kept:
+                continue
+            holds_head = state.holder_as == claim.head or group.role == "bias"
+            yield situation(Stored.HEAD_ONLY if holds_head else Stored.ALIAS_ONLY, name, tied, tied_v4)
