@@ -116,11 +116,10 @@ def _transposed(edition_case: EditionCase) -> Iterator[str]:
 
 def _partners(edition_case: EditionCase, told: set[str]) -> Iterator[Problem]:
     for state in edition_case.ties:
-        # ends that are never shared may have rows of their own (CpmAnt's embedding has its prompt tokens too)
-        never = state.group.always and not any(alias.tied for alias in state.group.aliases)
-        if state.group.role != "embedding-head" or not edition_case.claim.exact or never:
+        if state.group.role != "embedding-head" or not edition_case.claim.exact:
             continue
-        for pair in state.pairs:
+        # untied ends may have rows of their own (CpmAnt's prompt tokens, ImageGPT's start token): only the size keys can tell
+        for pair in (pair for pair in state.pairs if pair.tied):
             first, second = pair.first.main, pair.second.main
             if told >= {pair.first.name, pair.second.name} or pair.first.packed or pair.second.packed or 0 in (first.numel, second.numel):
                 continue
