@@ -136,7 +136,7 @@ def _damage(cls: type, config: Json, model: Any, folder: Path, outcome: Outcome,
     if stored_head in stored and not any(head in group for group in structure.groups) and "missing-head" not in damaged:
         damaged.add("missing-head")
         save_file({name: value for name, value in stored.items() if name != stored_head}, weights, metadata={"format": "pt"})
-        message = _missing(folder, {"missing-head", "ambiguous-flag"}, stored_head)
+        message = _missing(folder, {"missing-head", "missing-embedding", "ambiguous-flag"}, stored_head)
         _note(outcome, keep, folder, "missing-head", f"{stored_head} ({label})", message)
 
 

@@ -23,6 +23,8 @@ FLAG_KEYS = (FLAG, "text_config." + FLAG, "llm_config." + FLAG, "language_config
              "tie_embedding", "weight_tying")  # fmt: skip
 # speculative heads have a config of the model that they speed up, and neither of its ends
 _DRAFTER_NAMES = ("d2t", "t2d", "midlayer.", "medusa_head", "fc.weight", "hidden_norm.weight")
+# a tie that names a layer by its place, or all layers: it holds for the depth and pattern that it was observed with
+_NUMBERED = re.compile(r"\.(?:\d+|\{\*\})\.")
 _DRAFTER_CLASS = re.compile(r"eagle|medusa|draft|speculator|mtp|dflash", re.IGNORECASE)
 
 
@@ -121,11 +123,17 @@ def _by_catalog(architecture: Architecture, config: Config, stored: StoredNames,
     moved = any(config.at(path) not in (ABSENT, value) for path, value in architecture.layout.items())
     for tie in architecture.ties:
         tied, tied_v4 = architecture.read(tie.v5, states), architecture.read(tie.v4, states_v4)
-        if (tied is None and tied_v4 is None) or (moved and tie.role in ("layer", "other")):
+        if (tied is None and tied_v4 is None) or (moved and _NUMBERED.search(f".{tie.canonical}.{tie.alias}.")):
             continue
         for canonical, alias in _expanded(tie, stored):
             groups.setdefault(canonical, []).append((tie, Alias(alias, tied, tied_v4)))
     _join(groups)
+    # a head that is tied to the decoder's embedding (T5Gemma) misses nothing because it is apart from the encoder's
+    tied_somewhere = {alias.name for members in groups.values() for _, alias in members if alias.tied}
+    for canonical in list(groups):
+        groups[canonical] = [(tie, alias) for tie, alias in groups[canonical] if alias.tied or alias.name not in tied_somewhere]
+        if not groups[canonical]:
+            del groups[canonical]
     rows = {}
     for end, (path, extra) in architecture.rows.items():
         name, count = {"embedding": architecture.embedding, "head": architecture.head}.get(end), config.at(path)

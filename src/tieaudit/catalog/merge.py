@@ -72,7 +72,8 @@ def entry(v5: Json, v4: Json | None) -> Json:
     if embedding and head and alike and not any(head in pair for pair in pairs):
         pairs.append((embedding, head))  # never tied: says that a file needs its head
     rows = [_Row(pair, now, then, keys) for pair in dict.fromkeys(pairs)]
-    rows = [row for row in rows if row.stored]
+    tied = {row.pair[1] for row in rows if "1" in row.v5}
+    rows = [row for row in rows if row.stored and ("1" in row.v5 or row.pair[1] not in tied)]
     deciding = [
         at
         for at in range(len(keys))

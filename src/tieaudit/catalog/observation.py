@@ -23,7 +23,7 @@ from tieaudit.catalog.tiny import Json, Path
 
 FLAG = "tie_word_embeddings"
 STATES: tuple[bool | None, ...] = (True, False, None)  # None: config.json does not have the key
-MAX_EXTRA = 2048  # rows of a matrix beyond the count in the config; CpmAnt has 1024 for its prompts
+EXTRA = range(-8, 2049)  # rows of a matrix beyond a count in the config: ImageGPT has -1, Mllama 8, CpmAnt 1024
 MAX_KEYS = 5  # 243 builds; the widest architecture has fewer deciding keys
 _INTEGER = re.compile(r"(^|\.)\d+(?=\.|$)")
 _SWITCH = re.compile(r".*(tie|tied|share|shared)(_.*|$)")
@@ -252,7 +252,7 @@ def _interesting(structures: Sequence[Structure], *more: str | None) -> list[str
 def _rows(cls: type[PreTrainedModel], config: Json, name: str) -> list[Any] | None:
     """Return the config path whose value gives the row count of a matrix, and the rows beyond it, found by adding to it."""
     before = tiny.build(cls, config).get_parameter(name).shape[0]
-    near = [path for path in _integers(config) if 0 <= before - tiny.get(config, path) <= MAX_EXTRA]
+    near = [path for path in _integers(config) if before - tiny.get(config, path) in EXTRA]
     named = [path for path in near if "vocab" in path[-1]]
     near = [*named, *(path for path in near if path not in named)]
     together = [named] if len(named) > 1 else []  # some classes insist that all of these are equal
@@ -266,9 +266,21 @@ def _rows(cls: type[PreTrainedModel], config: Json, name: str) -> list[Any] | No
             raise
         except Exception:  # noqa: S112  (rejected, or the name is gone: not this path)
             continue
-        if after - before == 5:
-            return [".".join(path), before - value]
+        extra = before - value
+        if after - before == 5 and (extra == 0 or _extra_at_full_size(cls, name, path) == extra):
+            return [".".join(path), extra]
     return None
+
+
+def _extra_at_full_size(cls: type[PreTrainedModel], name: str, path: Path) -> int | None:
+    """Return the rows beyond the count in the default config: what a made-small config adds may come from made-small values."""
+    config = tiny.default_config(cls)
+    try:
+        return int(tiny.build(cls, config).get_parameter(name).shape[0]) - int(tiny.get(config, path))
+    except MemoryError:
+        raise
+    except Exception:  # the default cannot be built: no statement
+        return None
 
 
 def _integers(config: Json, prefix: Path = ()) -> Iterator[Path]:

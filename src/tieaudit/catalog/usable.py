@@ -101,6 +101,7 @@ VALUES_4: Mapping[str, Json] = {
 # By class: a config value on which the class insists, or one that its config class forgets.
 OF_CLASS: Mapping[str, Json] = {
     "BridgeTowerForContrastiveLearning": {"logit_scale_init_value": 2.6592},
+    "Pix2StructTextModel": {"initializer_range": 0.02},
     "Qwen3OmniMoeForConditionalGeneration": {"talker_config": {"spatial_merge_size": 2}},
     "Qwen3OmniMoeTalkerForConditionalGeneration": {"spatial_merge_size": 2},
     "Wav2Vec2ConformerForCTC": {"vocab_size": 131},
