@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 READY4 := .venv-v4/.ready
 
-.PHONY: demo test check format bench catalog conformance fixtures readme clean
+.PHONY: demo test sweep check format bench catalog conformance fixtures readme clean
 
 demo: $(READY) ## build two real models, one healthy and one broken, and audit both
 	$(BIN)/python fixtures/demo.py demo
@@ -17,6 +17,9 @@ demo: $(READY) ## build two real models, one healthy and one broken, and audit b
 
 test: $(READY) ## the whole suite
 	$(BIN)/python -m pytest -n 2 -q
+
+sweep: $(READY) ## the slow tests: every architecture, under all flags, in both formats
+	$(BIN)/python -m pytest -n 2 -q -m slow
 
 check: $(READY) ## style, types, layers
 	$(BIN)/ruff check .
