@@ -41,6 +41,7 @@ def environment(**changed: str) -> dict[str, str]:
         "PYTHONPATH": str(Path(tieaudit.__file__).parents[1]),
         "PYTHONWARNINGS": "error",
         "LANG": "C.UTF-8",
+        "HF_ENDPOINT": "http://127.0.0.1:9",  # the discard port: nothing listens
         "TERM": "xterm",
         **changed,
     }
@@ -188,7 +189,8 @@ def test_the_exit_code_tells_findings_from_everything_else(tmp_path: Path, make:
 @pytest.mark.parametrize(
     "args",
     [["--nothing"], ["--select", "TIE999"], ["--ignore", "no-such-rule"], ["--format", "yaml"], ["--verify", "all"],
-     ["--fail-on", "fatal"], ["--min-waste", "-1"], ["--min-waste", "1k"], ["one-more"]],
+     ["--fail-on", "fatal"], ["--min-waste", "-1"], ["--min-waste", "1k"], ["--timeout", "0"], ["--jobs", "0"],
+     ["--from-file", "no-such-list"]],
     ids=" ".join,
 )  # fmt: skip
 def test_wrong_options_exit_2_and_the_last_line_names_the_fault(tmp_path: Path, args: list[str]) -> None:
@@ -210,8 +212,10 @@ def test_an_unknown_rule_is_one_line_and_exit_2(tmp_path: Path, option: str, wor
 
 
 TARGETS: dict[str, tuple[dict[str, bytes], str, str]] = {
-    "missing": ({}, "nowhere", "no such file or folder"),
-    "Hub id": ({}, "org/name", "Hub ids are not read"),
+    "missing": ({}, "./nowhere", "no such file or folder"),
+    "missing file": ({}, "nowhere.safetensors", "no such file or folder"),
+    "Hub id": ({}, "org/name", "cannot be reached"),
+    "Hub id of one part": ({}, "nowhere", "cannot be reached"),
     "empty folder": ({"m/sub/x": b""}, "m", "no checkpoint here"),
     "only a config": ({"m/config.json": tied()}, "m", "there is a config.json, but no weights"),
     "text file": ({"m.txt": b"some text\n"}, "m.txt", "is no format that is read here"),

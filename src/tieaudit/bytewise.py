@@ -6,16 +6,19 @@ with two reused buffers, where a SHA-256 of every tensor takes 4 s.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from .checkpoint import TensorRecord
 from .dtypes import DTYPES
 from .errors import FormatError
 from .extents import span
-from .sources import Source
+from .sources import Folder, Source
 
 SAMPLE = 4096  # bytes; one page
+REMOTE_SAMPLE = 8192  # bytes; a request costs more than they do, and one row of most matrices fits in
+PLENTY = 1 << 60
+MIDDLE, BEGIN, END = 0, 1, 2  # places of samples
 CHUNK = 1 << 18  # bytes compared at once: two of them and their pages stay in the second-level cache
 
 
@@ -25,12 +28,26 @@ def _no_progress(_n: int) -> None:
 
 @dataclass(slots=True)
 class TensorBytes:
-    """Reads bytes of tensors from their files. `advanced` is told how many bytes a full compare has covered."""
+    """Reads bytes of tensors from their files. `advanced` is told how many bytes a full compare has covered.
+
+    In a remote `folder` every place of a sample is a request. The begin and the end tell most there: the begin of a file's first
+    tensor was fetched with the header, and rows that one side got alone (new tokens) stand at the end.
+    """
 
     sources: Mapping[str, Source]
     advanced: Callable[[int], None] = _no_progress
+    folder: Folder | None = None
+    remote: bool = field(init=False)
+    window: int = field(init=False)
+    """Bytes of a sample."""
+    telling: int = field(init=False)
+    """The place that is looked at first, and alone where thousands of tensors are told apart."""
     _compared: dict[tuple[TensorRecord, TensorRecord], int | None] = field(default_factory=dict)
     _buffers: tuple[bytearray, bytearray] = field(default_factory=lambda: (bytearray(CHUNK), bytearray(CHUNK)))
+
+    def __post_init__(self) -> None:
+        self.remote = self.folder is not None and self.folder.remote
+        self.window, self.telling = (REMOTE_SAMPLE, BEGIN) if self.remote else (SAMPLE, MIDDLE)
 
     def readable(self, tensor: TensorRecord) -> bool:
         """The bytes lie uncompressed, row-major and whole in a file that can be opened."""
@@ -43,18 +60,61 @@ class TensorBytes:
             raise FormatError(tensor.file, f"{tensor.name!r} is compressed and cannot be read in place")
         return self.sources[tensor.file].read(at + offset, n)
 
+    @property
+    def spare(self) -> int:
+        """Requests that may be spent on what was not asked for by name."""
+        return self.folder.spare() if self.folder is not None else PLENTY
+
     def sample(self, tensor: TensorRecord, which: int) -> bytes:
-        """Up to 4 KiB of the tensor: 0 its middle, 1 its begin, 2 its end."""
-        n = min(SAMPLE, tensor.nbytes)
-        middle = (tensor.nbytes - n) // 2
-        # from the begin of an element on, so that a constant shows as one repeated word
-        middle -= middle % element(tensor)
-        return self.read(tensor, (middle, 0, tensor.nbytes - n)[which], n)
+        """One page of the tensor: its MIDDLE, BEGIN or END."""
+        return self.read(tensor, *self._extent(tensor, which))
 
     def samples_equal(self, a: TensorRecord, b: TensorRecord) -> bool:
         if a.nbytes != b.nbytes or crcs_differ(a, b):
             return False
-        return all(self.sample(a, which) == self.sample(b, which) for which in range(3))
+        self.prefetch((a, b))
+        tells = False
+        for which in self._places(a, b):
+            page = self.sample(a, which)
+            if page != self.sample(b, which):
+                return False
+            tells = tells or not one_word(page, page[: element(a)])
+        # two different embeddings can both begin and end with rows of zeros
+        return tells or self.sample(a, MIDDLE) == self.sample(b, MIDDLE)
+
+    def prefetch(self, tensors: Iterable[TensorRecord], places: Iterable[int] = (BEGIN, END)) -> None:
+        """Fetch samples of all these tensors at once, if that is worth anything."""
+        if self.folder is not None and self.remote:
+            wanted = [(tensor, self._extent(tensor, which)) for tensor in tensors for which in places if self.readable(tensor)]
+            self.folder.prefetch([(tensor.file, (tensor.file_offset or 0) + offset, n) for tensor, (offset, n) in wanted])
+
+    def held(self, tensor: TensorRecord, which: int) -> bool:
+        """True if this sample costs no request."""
+        offset, n = self._extent(tensor, which)
+        return self.folder is None or self.folder.held(tensor.file, (tensor.file_offset or 0) + offset, n)
+
+    def at_hand(self, *tensors: TensorRecord, fetch: int = 0) -> bool:
+        """True if any part of these tensors costs no request. Those of at most `fetch` bytes are fetched whole."""
+        if self.folder is None or not self.folder.remote:
+            return True
+        if fetch:
+            self.folder.prefetch([(tensor.file, tensor.file_offset or 0, tensor.nbytes) for tensor in tensors if tensor.nbytes <= fetch])
+        return all(self.folder.held(tensor.file, tensor.file_offset or 0, tensor.nbytes) for tensor in tensors)
+
+    def _places(self, *tensors: TensorRecord) -> tuple[int, ...]:
+        """Where samples are compared: everywhere, but only where it costs nothing in the middle of remote tensors."""
+        if self.remote and not all(self.held(tensor, MIDDLE) for tensor in tensors):
+            return (BEGIN, END)
+        return (MIDDLE, BEGIN, END)
+
+    def _extent(self, tensor: TensorRecord, which: int) -> tuple[int, int]:
+        """(offset in the tensor, bytes) of a sample."""
+        n = min(self.window, tensor.nbytes)
+        if which != MIDDLE:
+            return (0 if which == BEGIN else tensor.nbytes - n), n
+        middle = (tensor.nbytes - n) // 2
+        # from the begin of an element on, so that a constant shows as one repeated word
+        return middle - middle % element(tensor), n
 
     def first_difference(self, a: TensorRecord, b: TensorRecord, n: int | None = None) -> int | None:
         """Where the first `n` bytes (all, if None) of two row-major tensors begin to differ, to within a chunk; None if equal.
@@ -82,9 +142,9 @@ class TensorBytes:
     def is_constant(self, tensor: TensorRecord, *, whole: bool) -> bool:
         """One word repeated, in the samples or (`whole`) everywhere. Words are elements, at least one byte."""
         width = element(tensor)
-        begin = self.sample(tensor, 1)
+        begin = self.sample(tensor, BEGIN)
         word = begin[:width]
-        if not word or not one_word(begin, word) or not all(one_word(self.sample(tensor, which), word) for which in (0, 2)):
+        if not word or not one_word(begin, word) or not all(one_word(self.sample(tensor, which), word) for which in (MIDDLE, END)):
             return False
         if whole:
             source, start = self._place(tensor)

@@ -150,13 +150,15 @@ class Edition:
 class Checkpoint:
     """All that was found at the target. `editions` begins with the one that transformers would load.
 
-    `unreadable` are files that are not read further: (file, what, byte). `elsewhere` are folders and files that were seen and
+    `unreadable` are files that are not read further: (file, what, byte), `unread` those that a server did not give, with the
+    reason. `elsewhere` are folders and files that were seen and
     not opened, with the reason.
     """
 
     target: str
     editions: tuple[Edition, ...]
     unreadable: tuple[Problem, ...] = ()
+    unread: tuple[tuple[str, str], ...] = ()
     elsewhere: tuple[tuple[str, str], ...] = ()
 
     @property

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from .checkpoint import Problem
-from .errors import FormatError
+from .errors import FormatError, ReadError, TargetError
 from .loaders.safetensors import JSON_TYPES
 from .loaders.sharded import read_json
-from .sources.local import LocalFolder
+from .sources import Folder
 
 MAX_CONFIG = 16 << 20  # bytes; the largest real ones (long label maps) have some 2 MB
 FILES = ("config.json", "params.json")  # params.json: the original LLaMA and Mistral releases
@@ -65,13 +65,16 @@ class Config:
         return int(major) if major.isdecimal() and len(major) < 4 else None
 
 
-def read(folder: LocalFolder) -> tuple[Config | None, Problem | None]:
-    """The config beside the weights, if any, and what is wrong with it, if anything."""
+def read(folder: Folder) -> tuple[Config | None, Problem | None]:
+    """The config beside the weights, if any, and what is wrong with it, if anything. TargetError if a server does not give it: without
+    its claim everything would be judged by names, and wrongly."""
     for name in FILES:
         if not folder.exists(name):
             continue
         try:
             data = read_json(folder, name, MAX_CONFIG)
+        except ReadError as error:
+            raise TargetError(name, error.what, "without it nothing can be judged; try again, or raise --timeout") from None
         except FormatError as error:
             return None, Problem(file=name, what=error.what, offset=error.offset)
         if not isinstance(data, dict):

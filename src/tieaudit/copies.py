@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain, islice
 
-from .bytewise import TensorBytes, crcs_differ, element, one_word
+from .budget import affordable
+from .bytewise import END, MIDDLE, TensorBytes, crcs_differ, element, one_word
 from .checkpoint import TensorRecord
 from .dtypes import DTYPES
 from .errors import FormatError
@@ -25,6 +26,9 @@ DETERMINISTIC = re.compile(
     r"masked_bias|attn\.bias|attention\.bias|mask|window|mel_filters?|fbank|num_batches_tracked|anchor\w*|alibi\w*|slopes|"
     r"quant_map|nested_quant_map|final_logits_bias|dt_bias|conv_kernel|sinusoid\w*|embed_positions\.weights?)$"
 )
+
+
+LEFT_OUT = "each look is a request; --verify full makes more of them"
 
 
 @lru_cache(maxsize=4096)
@@ -47,11 +51,15 @@ class Copies:
 
 @dataclass(slots=True, kw_only=True)
 class Scan:
-    """What the search found: groups of copies, constants of two and more dimensions, and what could not be compared."""
+    """What the search found: groups of copies, constants of two and more dimensions, what could not be compared, and (subject, reason)
+    what was not looked at because every look is a request."""
 
     copies: list[Copies] = field(default_factory=list)
     constants: list[TensorRecord] = field(default_factory=list)
     unread: list[tuple[str, str]] = field(default_factory=list)
+    left: list[tuple[str, str]] = field(default_factory=list)
+    pale: int = 0
+    """Remote tensors whose only page is one number."""
 
 
 def scan(
@@ -73,12 +81,19 @@ def scan(
             continue
         storages.add(place)
         groups.setdefault(tensor.nbytes, []).append(tensor)
+    chosen: Iterable[list[TensorRecord]] = groups.values()
+    if data.remote and verify is not Verify.HEADERS:
+        chosen, left = affordable(groups.values(), data)
+        if left:
+            found.left.append((f"{left:,} of {sum(map(len, groups.values())):,} matrices with each other", LEFT_OUT))
     total, done = sum(map(len, groups.values())), 0
-    for group in groups.values():
+    for group in chosen:
         done += len(group)
         step(done, total)
         if verify is not Verify.HEADERS:
             _split(group, data, verify, found)
+    if found.pale:
+        found.left.append((f"{found.pale:,} matrices that begin with one number", LEFT_OUT))
     return found
 
 
@@ -99,10 +114,15 @@ def _split(group: list[TensorRecord], data: TensorBytes, verify: Verify, found: 
 
 
 def _sampled(tensor: TensorRecord, data: TensorBytes, found: Scan) -> bytes | None:
-    """The middle page of the tensor; None if it is a constant or cannot be read."""
+    """A page of the tensor; None if it is a constant or cannot be read."""
     try:
-        page = data.sample(tensor, 0)
-        if one_word(page, page[: element(tensor)]) and data.is_constant(tensor, whole=False):
+        page = data.sample(tensor, data.telling)
+        if one_word(page, page[: element(tensor)]):
+            if data.remote and not (data.held(tensor, MIDDLE) and data.held(tensor, END)):
+                found.pale += 1  # this page tells it from no other, and each further one is a request
+                return None
+            if not data.is_constant(tensor, whole=False):
+                return page
             if min(tensor.shape) > 1:
                 found.constants.append(tensor)
             return None

@@ -2,7 +2,8 @@
 
     TieauditError
     ├── FormatError    a file breaks its own format: becomes finding TIE501, exit 1
-    │   └── UnknownFormat  the first bytes are those of no format that is read here
+    │   ├── UnknownFormat  the first bytes are those of no format that is read here
+    │   └── ReadError      the way to the bytes failed, not the file: something asked for was not checked, exit 2
     ├── TargetError    there is nothing that can be audited: one line, exit 2
     └── OptionError    an option has a value that nothing answers to: one line, exit 2
 
@@ -35,6 +36,10 @@ class FormatError(TieauditError):
 
 class UnknownFormat(FormatError):
     """The file is of another kind; a fault only if its name promised a checkpoint."""
+
+
+class ReadError(FormatError):
+    """A server did not give the bytes. That says nothing about the file, so it never becomes a finding."""
 
 
 class TargetError(TieauditError):

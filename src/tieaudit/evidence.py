@@ -6,19 +6,20 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from . import copies, vocabulary
-from .bytewise import TensorBytes
+from . import copies, repository, vocabulary
+from .bytewise import BEGIN, TensorBytes
 from .checkpoint import Checkpoint, Edition, Problem, TensorRecord
 from .claim import Claim, TieGroup, of_edition
 from .config import Config
-from .errors import FormatError
+from .errors import FormatError, ReadError
 from .inspectors.rule import Case, EditionCase, FormatPair, Pair, TieState
 from .kinds import Evidence, Kind, Relation, Verify
 from .names import Matrix, StoredNames, plain
 from .relations import relate
-from .sources import Source
-from .sources.local import LocalFolder
+from .sources import Folder, Source
 
+ALWAYS_COMPARED = 2  # tensors of two remote formats
+PAIR_REQUESTS = 8  # that comparing two remote tensors by value may take
 _MOVING = frozenset(("model", "language_model", "transformer"))
 
 Progress = Callable[[str, int, int], None]
@@ -32,7 +33,7 @@ _MODEL = re.compile(r"^(diffusion_)?(pytorch_)?model\.(safetensors|bin)$")
 class Gathering:
     """One audit under way: reads what the rules will need, and no more."""
 
-    folder: LocalFolder
+    folder: Folder
     checkpoint: Checkpoint
     config: Config | None
     verify: Verify
@@ -41,8 +42,9 @@ class Gathering:
 
     def case(self, config_fault: Problem | None) -> Case:
         """All that the rules may look at; `config_fault` is what broke config.json, if anything."""
-        data = TensorBytes(dict(self._sources()), self._advanced())
+        data = TensorBytes(dict(self._sources()), self._advanced(), self.folder)
         editions = tuple(self._edition(edition, data) for edition in self.checkpoint.editions)
+        known, unread = vocabulary.largest(self.folder) if self.config else (None, [])
         faults = [*self.checkpoint.unreadable, *(problem for file in self.checkpoint.files for problem in file.problems)]
         return Case(
             checkpoint=self.checkpoint,
@@ -51,7 +53,8 @@ class Gathering:
             faults=tuple([*faults, config_fault] if config_fault else faults),
             min_waste=self.min_waste,
             format_pairs=tuple(self._format_pairs(data)),
-            vocabulary=vocabulary.largest(self.folder) if self.config else None,
+            vocabulary=known,
+            unread=tuple(unread),
         )
 
     def _sources(self) -> Iterator[tuple[str, Source]]:
@@ -77,6 +80,8 @@ class Gathering:
         if edition.kind != "weights":
             return EditionCase(edition=edition, claim=Claim(), stored=stored, ties=())
         claim = of_edition(edition, self.config, stored)
+        if self.verify is not Verify.HEADERS:
+            data.prefetch(_tied_tensors(claim, stored))
         states = tuple(self._state(group, claim, stored, data) for group in claim.groups)
         weights = edition.weights
         scan = copies.scan(weights, data, self.verify, max(1, self.min_waste), lambda done, total: self.progress("sampling", done, total))
@@ -87,8 +92,8 @@ class Gathering:
             stored=stored,
             ties=states,
             scan=scan,
-            related=tuple(self._related(weights, ends, data)),
-            repeats=tuple(self._repeats(edition, data)),
+            related=tuple(self._related(weights, ends, data, scan)),
+            repeats=tuple(self._repeats(edition, data, scan)),
         )
 
     def _state(self, group: TieGroup, claim: Claim, stored: StoredNames, data: TensorBytes) -> TieState:
@@ -132,28 +137,49 @@ class Gathering:
         return TieState(group=group, holder=holder, holder_as=holder_as, pairs=pairs, absent=tuple(absent), broken=tuple(broken))
 
     def _related(
-        self, weights: Iterable[TensorRecord], ends: list[TensorRecord], data: TensorBytes
+        self, weights: Iterable[TensorRecord], ends: list[TensorRecord], data: TensorBytes, scan: copies.Scan
     ) -> Iterator[tuple[TensorRecord, TensorRecord, Relation]]:
         if self.verify is Verify.HEADERS:
             return
         for first, second in copies.candidates(weights, ends, data, self.min_waste):
+            if data.spare < PAIR_REQUESTS and not (data.held(first, BEGIN) and data.held(second, BEGIN)):
+                scan.left.append((f"{first.name} and {second.name}", copies.LEFT_OUT))
+                continue
             relation = relate(Matrix(first.name, (first,)), Matrix(second.name, (second,)), data, self.verify)
             if relation.kind in (Kind.TRANSPOSED, Kind.CAST):
                 yield first, second, relation
 
-    def _repeats(self, edition: Edition, data: TensorBytes) -> Iterator[tuple[TensorRecord, TensorRecord, Relation]]:
+    def _repeats(self, edition: Edition, data: TensorBytes, scan: copies.Scan) -> Iterator[tuple[TensorRecord, TensorRecord, Relation]]:
         seen: dict[str, TensorRecord] = {}
         if len(edition.files) < 2:
             return
         for tensor in edition.tensors:
             first = seen.setdefault(tensor.name, tensor)
             if first is not tensor and first.file != tensor.file and not tensor.part:
+                if data.spare < PAIR_REQUESTS and not (data.held(first, BEGIN) and data.held(tensor, BEGIN)):
+                    scan.left.append((f"{tensor.name} in {first.file} and in {tensor.file}", copies.LEFT_OUT))
+                    relation = Relation(kind=Kind.NOT_COMPARED, evidence=Evidence.HEADER, detail=copies.LEFT_OUT)
+                    yield first, tensor, relation
+                    continue
                 yield first, tensor, relate(Matrix(first.name, (first,)), Matrix(tensor.name, (tensor,)), data, self.verify)
 
     def _format_pairs(self, data: TensorBytes) -> Iterator[FormatPair]:
         models = [edition for edition in self.checkpoint.editions if edition.kind == "weights" and _MODEL.match(edition.name)]
         for second in models[1:]:
             yield _compared(models[0], second, data, self.verify)
+        primary = self.checkpoint.primary
+        for second in self.checkpoint.editions:
+            if primary and second is not primary and second not in models and repository.same_bytes(self.folder, primary, second):
+                yield FormatPair(first=primary, second=second, common=len(second.weights), evidence=Evidence.PROVED)
+
+
+def _tied_tensors(claim: Claim, stored: StoredNames) -> Iterator[TensorRecord]:
+    """What the ties will compare: the stored names of each group that has several."""
+    for group in claim.groups:
+        names = (group.canonical, *(alias.name for alias in group.aliases))
+        found = {matrix.name: matrix for matrix in (stored.find(name, claim.other_names) for name in names) if matrix}
+        if len(found) > 1:
+            yield from (part for matrix in found.values() for part in matrix.parts)
 
 
 def _both(first: bool | None, second: bool | None) -> bool | None:
@@ -164,18 +190,44 @@ def _both(first: bool | None, second: bool | None) -> bool | None:
 
 
 def _compared(first: Edition, second: Edition, data: TensorBytes, verify: Verify) -> FormatPair:
-    """The tensors that both editions name, by shape and by pages; a cast is no difference."""
+    """The tensors that both editions name, by shape and by pages; a cast is no difference. Of remote files some pages only."""
     ours = _by_short_name(first)
-    common, differing = 0, []
-    for name, tensor in _by_short_name(second).items():
-        other = ours.get(name)
-        if other is None or tensor.numel == 0 or other.numel == 0:
-            continue
-        common += 1
-        if other.shape != tensor.shape or (verify is not Verify.HEADERS and not _agree(other, tensor, data)):
-            differing.append((other, tensor))
-    evidence = Evidence.HEADER if verify is Verify.HEADERS else Evidence.SAMPLED
-    return FormatPair(first=first, second=second, common=common, differing=tuple(differing), evidence=evidence)
+    pairs = [
+        (other, tensor)
+        for name, tensor in _by_short_name(second).items()
+        if (other := ours.get(name)) is not None and tensor.numel and other.numel
+    ]
+    differing = {tensor.name: (other, tensor) for other, tensor in pairs if other.shape != tensor.shape}
+    unread: list[tuple[str, str]] = []
+    looked_at = [] if verify is Verify.HEADERS else [pair for pair in pairs if pair[1].name not in differing]
+    left = 0
+    if data.remote:
+        affordable: list[tuple[TensorRecord, TensorRecord]] = []
+        rest = data.spare
+        # the largest first: the ends of the model and its widest layers
+        for pair in sorted(looked_at, key=lambda pair: -pair[0].nbytes):
+            cost = 2 * sum(not data.held(tensor, BEGIN) for tensor in pair)
+            # the widest are always looked at: without a page there is nothing to say of two formats
+            if cost <= rest or not cost or len(affordable) < ALWAYS_COMPARED:
+                affordable.append(pair)
+                rest -= cost
+        left, looked_at = len(looked_at) - len(affordable), affordable
+        data.prefetch(tensor for pair in affordable for tensor in pair)
+    for other, tensor in looked_at:
+        try:
+            if not _agree(other, tensor, data):
+                differing[tensor.name] = (other, tensor)
+        except ReadError as error:
+            unread.append((tensor.name, str(error)))
+    return FormatPair(
+        first=first,
+        second=second,
+        common=len(pairs),
+        differing=tuple(differing.values()),
+        evidence=Evidence.HEADER if not looked_at else Evidence.SAMPLED,
+        unread=tuple(unread),
+        left=left,
+    )
 
 
 def _by_short_name(edition: Edition) -> dict[str, TensorRecord]:
@@ -197,6 +249,8 @@ def _agree(first: TensorRecord, second: TensorRecord, data: TensorBytes) -> bool
         if first.dtype == second.dtype:
             return data.samples_equal(first, second)
         relation = relate(Matrix(first.name, (first,)), Matrix(second.name, (second,)), data, Verify.SAMPLE)
+    except ReadError:
+        raise
     except FormatError:
         return True
     return relation.kind not in (Kind.UNRELATED, Kind.SCALED)

@@ -6,8 +6,10 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 
+from . import repository, vocabulary
 from .checkpoint import Checkpoint, LoadedFile
-from .config import read
+from .config import FILES, read
+from .copies import LEFT_OUT
 from .errors import OptionError, TargetError
 from .evidence import Gathering, Progress
 from .inspectors import registry
@@ -15,10 +17,11 @@ from .inspectors.rule import Case, EditionCase
 from .kinds import Kind, Verify
 from .loaders import sharded
 from .report import Cost, Report, Skip, Totals
-from .sources.local import LocalFolder
-from .sources.target import resolve
+from .sources import Folder
+from .sources.target import TIMEOUT, Access, resolve
 from .summary import reason, ties
 
+FULL_REQUESTS = 1000  # that --verify full may spend on samples beyond the ties
 MIN_WASTE = 1024  # bytes; below it repeats are norms and scales
 LOOKED_FOR = "model.safetensors, pytorch_model.bin, their *.index.json, and other .safetensors, .bin, .pt, .pth, .ckpt files"
 
@@ -26,28 +29,41 @@ LOOKED_FOR = "model.safetensors, pytorch_model.bin, their *.index.json, and othe
 def audit(
     target: str | os.PathLike[str],
     *,
-    verify: str = Verify.FULL,
+    verify: str | None = None,
     select: str | Iterable[str] = (),
     ignore: str | Iterable[str] = (),
     min_waste: int = MIN_WASTE,
     progress: Progress = lambda *_: None,
+    revision: str | None = None,
+    subfolder: str | None = None,
+    offline: bool = False,
+    timeout: float = TIMEOUT,
 ) -> Report:
-    """Judge the checkpoint at `target`, a folder or a file.
+    """Judge the checkpoint at `target`: a folder, a file, a Hub id, or a URL of an object store. A path that exists wins over a Hub id.
 
-    `verify`: "headers" reads no weights, "sample" some pages of them, "full" (default) proves equality by a whole compare.
+    `verify`: "headers" reads no weights, "sample" some pages of them (default where every read is a request), "full" (default for
+    files on this machine) proves equality by a whole compare.
+    `revision`, `subfolder`: of a Hub id; `offline` audits what the local Hub cache holds of it. `timeout`: seconds that one read over
+    the network may take, all tries included.
     `select` and `ignore` name rules by code, prefix of a code, or name. `min_waste` in bytes: smaller repeats are no findings.
     Raises TargetError if there is no checkpoint, OptionError for an option that does not exist. A broken file is a finding.
     """
     started = time.perf_counter()
     try:
-        level = Verify(verify)
+        asked = None if verify is None else Verify(verify)
     except ValueError:
         raise OptionError("--verify", str(verify), "headers, sample or full") from None
     chosen, left = ((words,) if isinstance(words, str) else tuple(words) for words in (select, ignore))
     registry.matching((*chosen, *left), "--select or --ignore")
-    folder, only = resolve(os.fspath(target))
+    if not timeout > 0:
+        raise OptionError("--timeout", str(timeout), "a number of seconds above 0")
+    folder, only = resolve(os.fspath(target), Access(revision=revision, subfolder=subfolder, offline=offline, seconds=timeout))
+    level = asked or (Verify.SAMPLE if folder.remote else Verify.FULL)
+    if level is Verify.FULL:
+        folder.allow(FULL_REQUESTS)
     try:
-        checkpoint = sharded.load(folder, os.fspath(target), only, progress)
+        beside = [name for name in FILES if folder.exists(name)][:1] if folder.remote else []
+        checkpoint = sharded.load(folder, os.fspath(target), only, progress, [*beside, *(vocabulary.small(folder) if beside else ())])
         _demand_something(checkpoint, folder, only)
         config, fault = read(folder)
         case = Gathering(folder, checkpoint, config, level, min_waste, progress).case(fault)
@@ -62,19 +78,26 @@ def audit(
         ties=tuple(ties(case)),
         findings=findings,
         skipped=tuple(_skipped(case)),
-        not_compared=tuple(_not_compared(case, level, only)),
+        not_compared=(
+            *_not_compared(case, level, only),
+            *(Skip(*words) for words in (repository.download(folder, checkpoint) if only is None else ())),
+        ),
         cost=Cost(bytes_read=folder.meter.bytes_read, requests=folder.meter.requests, seconds=round(time.perf_counter() - started, 4)),
+        revision=folder.revision,
         filtered=bool(chosen or left),
         reason=reason(case),
     )
 
 
-def _demand_something(checkpoint: Checkpoint, folder: LocalFolder, only: str | None) -> None:
+def _demand_something(checkpoint: Checkpoint, folder: Folder, only: str | None) -> None:
     """TargetError if there is nothing to judge: a folder that is no checkpoint must not pass as a healthy one."""
     if any(edition.kind != "training" for edition in checkpoint.editions) or checkpoint.unreadable:
         return
     if only is not None and checkpoint.editions:
         return
+    if checkpoint.unread:
+        name, what = checkpoint.unread[0]
+        raise TargetError(checkpoint.target, f"{name} {what}", "try again, or raise --timeout")
     if only is not None:
         what = checkpoint.elsewhere[0][1] if checkpoint.elsewhere else "is not a checkpoint"
         raise TargetError(checkpoint.target, what, "safetensors and torch files are read")
@@ -119,6 +142,11 @@ def _repeated(case: EditionCase) -> set[tuple[str, int]]:
 
 def _skipped(case: Case) -> Iterator[Skip]:
     """What was asked for and could not be checked."""
+    for subject, why in (*case.checkpoint.unread, *case.unread):
+        yield Skip(subject, why)
+    for format_pair in case.format_pairs:
+        for name, why in format_pair.unread:
+            yield Skip(f"{name} in {format_pair.first.name} and {format_pair.second.name}", why)
     for edition_case in case.editions:
         for file in edition_case.edition.files:
             for words in file.unread:
@@ -140,9 +168,17 @@ def _not_compared(case: Case, verify: Verify, only: str | None) -> Iterator[Skip
     if verify is Verify.HEADERS:
         yield Skip("values of all tensors", "--verify headers reads none")
     else:
+        several = len(list(case.judged)) > 1
         for edition_case in case.judged:
             for pair in (pair for state in edition_case.ties for pair in state.pairs):
                 if pair.relation.kind is Kind.NOT_COMPARED and pair.relation.readable:
                     yield Skip(f"{pair.first.name} and {pair.second.name}", pair.relation.detail)
+            where = f"{edition_case.edition.name}: " if several else ""
+            for subject, why in edition_case.scan.left:
+                yield Skip(where + subject, why)
+        for format_pair in case.format_pairs:
+            if format_pair.left:
+                subject = f"{format_pair.left:,} of {format_pair.common:,} tensors of {format_pair.second.name}"
+                yield Skip(f"{subject} with those of {format_pair.first.name}", LEFT_OUT)
     if only is not None and sharded.SHARD.match(only):
         yield Skip(f"the other shards of {only}", "only this file was named, so absence of a tensor was not judged")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from .bytewise import TensorBytes
+from .bytewise import TensorBytes, element
 from .checkpoint import TensorRecord
 from .dtypes import DTYPES
 from .kinds import Evidence, Kind, Relation
@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 NEAR = 0.8  # cosine of the sampled rows; two independent matrices stay below 0.3, a fine-tuned copy above 0.95
 SAMPLED_ROWS = 16
 SAMPLED_COLUMNS = 4096  # of a row: a hostile header has one of gigabytes
+MAX_FETCHED = 8 << 20  # bytes of a remote matrix that is read whole to prove that it is a transpose
+REMOTE_ROWS = 4  # at each end, from pages that are fetched anyway
 BLOCK = 1 << 20  # bytes of one side held at once while values are compared
-POINTS = 48  # elements compared to find a transposed copy
+POINTS, REMOTE_POINTS = 48, 6  # elements compared to find a transposed copy; six of BF16 agree by chance once in 10^12
 
 
 def compare(a: TensorRecord, b: TensorRecord, data: TensorBytes, *, prove: bool) -> Relation:
@@ -79,16 +81,20 @@ def _by_value(a: TensorRecord, b: TensorRecord, data: TensorBytes, *, prove: boo
         return Relation(kind=Kind.UNRELATED, evidence=Evidence.SAMPLED, detail="the bytes differ")
     rounding = _Rounding.between(a, b)
     if a.shape == b.shape[::-1] and _transposed(a, b, data, rounding):
-        return _proved_transposed(a, b, data, rounding) if prove else Relation(kind=Kind.TRANSPOSED, evidence=Evidence.SAMPLED)
+        # tiles of a large remote matrix would be a request per row
+        whole = prove and data.at_hand(a, b, fetch=MAX_FETCHED)
+        return _proved_transposed(a, b, data, rounding) if whole else Relation(kind=Kind.TRANSPOSED, evidence=Evidence.SAMPLED)
     if a.shape[1] != b.shape[1]:
         return Relation(kind=Kind.UNRELATED, evidence=Evidence.HEADER, detail="the shapes have nothing in common")
     if a.shape[0] != b.shape[0]:
         return _padded(a, b, data, prove=prove) or Relation(
             kind=Kind.ROWS_DIFFER, evidence=Evidence.HEADER, detail=f"{a.shape[0]:,} and {b.shape[0]:,} rows"
         )
-    numbers = _spread(a.shape[0])
-    ours, theirs = _rows(data, a, numbers), _rows(data, b, numbers)
-    if a.dtype != b.dtype and (cast := _cast(a, b, data, rounding, numbers, prove=prove)):
+    numbers = _spread(a, b, data)
+    columns = _columns(a, b, data)
+    data.prefetch((a, b))
+    ours, theirs = _rows(data, a, numbers, columns), _rows(data, b, numbers, columns)
+    if a.dtype != b.dtype and (cast := _cast(a, b, data, rounding, (numbers, columns), prove=prove)):
         return cast
     scale = values.factor(ours, theirs, rounding.tolerance, rounding.floor)
     if scale is not None:
@@ -126,17 +132,27 @@ def _as_row(tensor: TensorRecord) -> TensorRecord:
     return TensorRecord(tensor.name, tensor.dtype, (1, *tensor.shape), tensor.storage, tensor.offset, tensor.nbytes, None, tensor.part)
 
 
-def _spread(height: int) -> list[int]:
-    """Row numbers over the whole height, the first and the last among them."""
+def _spread(a: TensorRecord, b: TensorRecord, data: TensorBytes) -> list[int]:
+    """Row numbers over the whole height, the first and the last among them; of remote matrices those inside of the pages."""
+    height = a.shape[0]
+    if not data.at_hand(a, b):
+        width = max(a.nbytes, b.nbytes) // height
+        count = max(1, min(REMOTE_ROWS, data.window // max(1, width)))
+        return sorted({*range(min(count, height)), *range(max(0, height - count), height)})
     count = min(height, SAMPLED_ROWS)
     return sorted({row * (height - 1) // max(1, count - 1) for row in range(count)})
 
 
-def _rows(data: TensorBytes, tensor: TensorRecord, numbers: list[int]) -> Floats:
-    """The begins of these rows, shape (rows, at most SAMPLED_COLUMNS)."""
+def _columns(a: TensorRecord, b: TensorRecord, data: TensorBytes) -> int:
+    """Elements of a row that are looked at: of remote matrices what one page holds on both sides."""
+    wide = max(element(a), element(b))
+    return min(a.shape[1], SAMPLED_COLUMNS if data.at_hand(a, b) else data.window // wide)
+
+
+def _rows(data: TensorBytes, tensor: TensorRecord, numbers: list[int], columns: int) -> Floats:
+    """The begins of these rows, shape (rows, columns)."""
     from . import values
 
-    columns = min(tensor.shape[1], SAMPLED_COLUMNS)
     raw = b"".join(values.raw(data, tensor, number * tensor.shape[1], columns) for number in numbers)
     return values.decode(raw, tensor.dtype).reshape(len(numbers), columns)
 
@@ -179,12 +195,14 @@ def _fit(wide: bytes, narrow: bytes, dtypes: tuple[str, str], rounding: _Roundin
     return _Fit.CLOSE if values.same_up_to_rounding(big, small, rounding.tolerance, rounding.floor) else _Fit.NO
 
 
-def _cast(a: TensorRecord, b: TensorRecord, data: TensorBytes, rounding: _Rounding, numbers: list[int], *, prove: bool) -> Relation | None:
+def _cast(
+    a: TensorRecord, b: TensorRecord, data: TensorBytes, rounding: _Rounding, sampled: tuple[list[int], int], *, prove: bool
+) -> Relation | None:
     """One side is the other in another dtype, by the sampled rows and (`prove`) by all elements; None if it is not."""
     from . import values
 
     wide, narrow = sorted((a, b), key=lambda tensor: -DTYPES[tensor.dtype].bits)
-    dtypes, columns = (wide.dtype, narrow.dtype), min(a.shape[1], SAMPLED_COLUMNS)
+    dtypes, (numbers, columns) = (wide.dtype, narrow.dtype), sampled
 
     def fit(start: int, count: int) -> _Fit:
         return _fit(values.raw(data, wide, start, count), values.raw(data, narrow, start, count), dtypes, rounding)
@@ -214,7 +232,11 @@ def _transposed(a: TensorRecord, b: TensorRecord, data: TensorBytes, rounding: _
 
     # seeded: the same file always gets the same answer
     dice = random.Random(a.nbytes)  # noqa: S311  nothing secret
-    places = [(dice.randrange(a.shape[0]), dice.randrange(a.shape[1])) for _ in range(POINTS)]
+    if not data.at_hand(a, b):  # of one row of `a`, which is in a page; each is a request on the other side
+        step = max(1, min(a.shape[1], data.window // element(a)) // REMOTE_POINTS)
+        places = [(0, column) for column in range(0, min(a.shape[1], step * REMOTE_POINTS), step)]
+    else:
+        places = [(dice.randrange(a.shape[0]), dice.randrange(a.shape[1])) for _ in range(POINTS)]
     ours = b"".join(values.raw(data, a, row * a.shape[1] + column, 1) for row, column in places)
     theirs = b"".join(values.raw(data, b, column * b.shape[1] + row, 1) for row, column in places)
     if a.dtype == b.dtype:

@@ -12,35 +12,47 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from .errors import FormatError
+from .errors import FormatError, ReadError
 from .inspectors.rule import Vocabulary
 from .loaders.sharded import read_json
-from .sources.local import LocalFolder
+from .sources import Folder
 
 FULL = 2 << 20  # bytes; a larger tokenizer.json is searched, not parsed: 11 MB take 0.2 s and 60 MB as Python objects
 HEAD = 1 << 20  # bytes at the begin in which added_tokens stands
+REMOTE_FULL, REMOTE_HEAD = 256 << 10, 64 << 10  # bytes; the same two where they come over a network (256 added tokens have 46 kB)
+FILES = ("tokenizer.json", "tokenizer_config.json", "added_tokens.json")
 MAX_ID = 1 << 31
 _ADDED = re.compile(r'"added_tokens"\s*:\s*(?=\[)')
 
 
-def largest(folder: LocalFolder) -> Vocabulary | None:
-    """The token with the largest id over the tokenizer files beside the weights; None if there are none or they cannot be read."""
+def small(folder: Folder) -> list[str]:
+    """The tokenizer files that will be read whole."""
+    limit = REMOTE_FULL if folder.remote else FULL
+    return [name for name in FILES if folder.exists(name) and (folder.entry(name).nbytes <= limit or name != FILES[0])]
+
+
+def largest(folder: Folder) -> tuple[Vocabulary | None, list[tuple[str, str]]]:
+    """(the token with the largest id over the tokenizer files beside the weights, what a server did not give with the reason). None
+    if there are no such files or they are broken."""
     found: list[tuple[int, str, str]] = []
-    for name, ids in (("tokenizer.json", _tokenizer), ("tokenizer_config.json", _decoder), ("added_tokens.json", _flat)):
+    unread: list[tuple[str, str]] = []
+    for name, ids in zip(FILES, (_tokenizer, _decoder, _flat), strict=True):
         if folder.exists(name):
             try:
                 found.extend((number, token, name) for number, token in ids(folder, name))
+            except ReadError as error:
+                unread.append((name, error.what))
             except FormatError:
                 continue  # a broken tokenizer is no fault of the weights, and others will name it
     if not found:
-        return None
+        return None, unread
     number, token, file = max(found, key=lambda entry: entry[0])
-    return Vocabulary(file=file, token=token, largest=number)
+    return Vocabulary(file=file, token=token, largest=number), unread
 
 
-def _tokenizer(folder: LocalFolder, name: str) -> Iterator[tuple[int, str]]:
+def _tokenizer(folder: Folder, name: str) -> Iterator[tuple[int, str]]:
     source = folder.open(name)
-    if source.nbytes <= FULL:
+    if source.nbytes <= (REMOTE_FULL if folder.remote else FULL):
         content = read_json(folder, name)
         if isinstance(content, dict):
             yield from _added(content.get("added_tokens"))
@@ -48,7 +60,7 @@ def _tokenizer(folder: LocalFolder, name: str) -> Iterator[tuple[int, str]]:
             if isinstance(model, dict):
                 yield from _vocab(model.get("vocab"))
         return
-    head = source.read(0, HEAD).decode("utf-8", "replace")
+    head = source.read(0, min(source.nbytes, REMOTE_HEAD if folder.remote else HEAD)).decode("utf-8", "replace")
     match = _ADDED.search(head)
     if match:
         try:
@@ -72,7 +84,7 @@ def _vocab(vocab: Any) -> Iterator[tuple[int, str]]:
         yield len(vocab) - 1, str(vocab[-1])[:60]
 
 
-def _decoder(folder: LocalFolder, name: str) -> Iterator[tuple[int, str]]:
+def _decoder(folder: Folder, name: str) -> Iterator[tuple[int, str]]:
     content = read_json(folder, name)
     decoder = content.get("added_tokens_decoder") if isinstance(content, dict) else None
     for key, token in decoder.items() if isinstance(decoder, dict) else ():
@@ -80,7 +92,7 @@ def _decoder(folder: LocalFolder, name: str) -> Iterator[tuple[int, str]]:
             yield int(key), str(token.get("content", "")) if isinstance(token, dict) else ""
 
 
-def _flat(folder: LocalFolder, name: str) -> Iterator[tuple[int, str]]:
+def _flat(folder: Folder, name: str) -> Iterator[tuple[int, str]]:
     content = read_json(folder, name)
     if isinstance(content, dict):
         yield from _vocab(content)

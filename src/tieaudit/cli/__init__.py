@@ -26,7 +26,7 @@ class DefaultGroup(click.Group):
         return super().parse_args(ctx, args)
 
     def format_usage(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        formatter.write_usage("tieaudit", "[OPTIONS] TARGET  |  rules [CODE|NAME]")
+        formatter.write_usage("tieaudit", "[OPTIONS] TARGET...  |  rules [CODE|NAME]")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The options of an audit stand here too: it is what nearly everyone runs."""
@@ -47,7 +47,7 @@ class DefaultGroup(click.Group):
 @click.version_option(__version__, message="tieaudit %(version)s")
 def cli() -> None:
     """Audit a model checkpoint: do the ties that its config claims (tie_word_embeddings and every other shared tensor) hold in what
-    is stored? TARGET is a folder or a file."""
+    is stored? TARGET is a folder, a file, a Hub id (org/model) or a URL (s3://bucket/folder)."""
 
 
 cli.add_command(audit_command)
@@ -62,6 +62,9 @@ def main() -> None:
 def _run(args: list[str]) -> int:
     # one audit and out: the collector would walk 140,000 records again and again, and none of them is cyclic
     gc.disable()
+    # read by huggingface_hub when it is imported: an audit sends no word about this machine, and spares the request that asks for a
+    # list of agents
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     if sys.stdout is None:  # closed by the caller (`>&-`): there is nowhere to report to
         return 2
     try:

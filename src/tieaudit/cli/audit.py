@@ -1,10 +1,14 @@
-"""`tieaudit TARGET`: audit one checkpoint and print the report."""
+"""`tieaudit TARGET…`: audit checkpoints and print the reports."""
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -13,6 +17,9 @@ from .screen import Bar, columns
 
 if TYPE_CHECKING:
     from ..report import Report
+    from ..reporters.several import Outcome
+
+MAX_JOBS = 64
 
 
 def _words(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
@@ -20,9 +27,9 @@ def _words(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]
 
 
 @click.command("audit", context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("target")
+@click.argument("targets", nargs=-1, metavar="TARGET...")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Form of the report.")
-@click.option("--verify", type=click.Choice(["headers", "sample", "full"]), default="full", show_default=True,
+@click.option("--verify", type=click.Choice(["headers", "sample", "full"]), default=None, show_default="full; over a network sample",
               help="What may be read: no weights, pages of them, or whole tensors where an equality must be proved.")  # fmt: skip
 @click.option("--select", multiple=True, callback=_words, metavar="RULES", help="Only these rules: codes, prefixes (TIE2) or names.")
 @click.option("--ignore", multiple=True, callback=_words, metavar="RULES", help="All rules but these.")
@@ -31,35 +38,127 @@ def _words(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]
 @click.option("--min-waste", type=click.IntRange(min=0), default=1024, show_default=True, metavar="BYTES",
               help="Repeats and slack below this are no findings.")  # fmt: skip
 @click.option("--allow-partial", is_flag=True, help="Do not exit 2 because something could not be checked.")
+@click.option("--revision", metavar="REV", help="Branch, tag or commit of a Hub id.")
+@click.option("--subfolder", metavar="PATH", help="Folder or file inside the repository of a Hub id.")
+@click.option("--offline", is_flag=True, help="Audit what the local Hub cache holds of a Hub id; no network.")
+@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=60.0, show_default=True, metavar="SECONDS",
+              help="For one read over the network, all its tries included.")  # fmt: skip
+@click.option("--from-file", type=click.Path(allow_dash=True), metavar="FILE", help="More targets, one per line; - is stdin.")
+@click.option("--jobs", type=click.IntRange(1, MAX_JOBS), default=1, show_default=True, metavar="N", help="Targets audited at once.")
 @click.pass_context
 def audit_command(
     ctx: click.Context,
-    target: str,
+    targets: tuple[str, ...],
     form: str,
-    verify: str,
+    verify: str | None,
     select: tuple[str, ...],
     ignore: tuple[str, ...],
     fail_on: str,
     min_waste: int,
     allow_partial: bool,
+    revision: str | None,
+    subfolder: str | None,
+    offline: bool,
+    timeout: float,
+    from_file: str | None,
+    jobs: int,
 ) -> None:
-    """Audit the checkpoint at TARGET, a folder or a file."""
+    """Audit the checkpoint at TARGET: a folder, a file, a Hub id (org/model, hf://org/model@revision/folder), or a URL such as
+    s3://bucket/folder. A path that exists wins over a Hub id. Several targets end with a table."""
     from ..errors import TieauditError
-    from ..report import Severity
+    from ..inspectors.registry import matching
     from ..stages import audit
 
-    bar = Bar(sys.stderr)
+    several = len(targets) > 1 or from_file is not None
+    if from_file is not None:
+        targets = (*targets, *_listed(from_file))
+    if not targets:
+        raise click.UsageError("No targets in the list." if from_file is not None else "Missing argument 'TARGET...'.", ctx)
     try:
-        report = audit(target, verify=verify, select=select, ignore=ignore, min_waste=min_waste, progress=bar.show)
+        # before the first of many is read: an option that is wrong is wrong for all
+        matching((*select, *ignore), "--select or --ignore")
     except TieauditError as error:
         raise click.ClickException(str(error)) from None
-    finally:
-        bar.clear()
-    click.echo(_rendered(report, form), nl=False, color=True)
+    bar = Bar(sys.stderr if jobs == 1 else None)
+    run = partial(audit, verify=verify, select=select, ignore=ignore, min_waste=min_waste, progress=bar.show, revision=revision,
+                  subfolder=subfolder, offline=offline, timeout=timeout)  # fmt: skip
+    if not several:
+        try:
+            report = run(targets[0])
+        except TieauditError as error:
+            raise click.ClickException(str(error)) from None
+        finally:
+            bar.clear()
+        click.echo(_rendered(report, form), nl=False, color=True)
+        ctx.exit(_code(report, fail_on, allow_partial))
+    gc.enable()  # `main` turns it off for one audit; a list of them takes as long as it takes
+    done = []
+    for outcome in _outcomes(run, targets, jobs, bar):
+        done.append(outcome)
+        if form == "text":
+            click.echo(f"{_told(outcome)}\n", nl=False, color=True)
+    click.echo(_summed_up(done, form), nl=False, color=True)
+    # 2 says that something was not answered, which is worse than a finding
+    ctx.exit(max(_code(outcome.report, fail_on, allow_partial) for outcome in done))
+
+
+def _listed(path: str) -> list[str]:
+    """Targets of a list: one per line, empty lines and those that begin with # left out."""
+    try:
+        text = sys.stdin.read() if path == "-" else Path(path).read_text("utf-8-sig")
+    except (OSError, ValueError) as error:
+        raise click.ClickException(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    lines = (line.strip() for line in text.splitlines())
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def _outcomes(run: Callable[[str], Report], targets: tuple[str, ...], jobs: int, bar: Bar) -> Iterator[Outcome]:
+    """What came of each target, in their order."""
+    from ..errors import TieauditError
+    from ..reporters.several import Outcome
+
+    def one(target: str) -> Outcome:
+        try:
+            return Outcome(target=target, report=run(target))
+        except TieauditError as error:
+            return Outcome(target=target, error=str(error))
+        except Exception as error:  # as the wrapper in `main`, but a crash on one target must not lose the others
+            if os.environ.get("TIEAUDIT_DEBUG"):
+                raise
+            words = f"{target}: internal error: {type(error).__name__}: {error} (TIEAUDIT_DEBUG=1 shows where; please report it)"
+            return Outcome(target=target, error=words)
+        finally:
+            bar.clear()
+
+    if jobs == 1:
+        yield from map(one, targets)
+        return
+    with ThreadPoolExecutor(min(jobs, len(targets))) as pool:
+        yield from pool.map(one, targets)
+
+
+def _code(report: Report | None, fail_on: str, allow_partial: bool) -> int:
+    from ..report import Severity
+
+    if report is None:
+        return 2
     if fail_on != "never" and report.at_least(Severity(fail_on)):
-        ctx.exit(1)
-    if report.skipped and not allow_partial:
-        ctx.exit(2)
+        return 1
+    return 2 if report.skipped and not allow_partial else 0
+
+
+def _told(outcome: Outcome) -> str:
+    from ..text import printable_words
+
+    return _rendered(outcome.report, "text") if outcome.report else f"NO ANSWER  {printable_words(outcome.error)}\n"
+
+
+def _summed_up(outcomes: list[Outcome], form: str) -> str:
+    from ..reporters import several
+
+    if form == "json":
+        return several.render_json(outcomes)
+    return several.render_table(outcomes, columns(sys.stdout) if sys.stdout.isatty() else None)
 
 
 def _rendered(report: Report, form: str) -> str:

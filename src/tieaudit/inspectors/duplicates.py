@@ -176,7 +176,10 @@ def duplicate_format(case: Case) -> Iterator[Problem]:
             message=f"{pair.second.name} holds the same weights as {pair.first.name} ({exactly(sum(nbytes for _, _, nbytes in waste))})",
             waste=waste,
             evidence=pair.evidence,
-            fix=f"remove {pair.second.name} if no reader needs it",
+            fix=f"remove {pair.second.name} if no reader needs it"
+            if not pair.left
+            else f"compare more than {pair.common - pair.left:,} of {pair.common:,} tensors first (--verify full, or a local copy); "
+            f"then remove {pair.second.name} if no reader needs it",
         )
 
 

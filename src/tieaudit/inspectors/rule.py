@@ -73,7 +73,8 @@ class EditionCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """All that rules may look at. Nothing in it reads a file. `faults`: what breaks a format, in all files."""
+    """All that rules may look at. Nothing in it reads a file. `faults`: what breaks a format, in all files; `unread`: what a
+    server did not give, with the reason."""
 
     checkpoint: Checkpoint
     config: Config | None
@@ -82,6 +83,7 @@ class Case:
     min_waste: int = 1024
     format_pairs: tuple[FormatPair, ...] = ()
     vocabulary: Vocabulary | None = None
+    unread: tuple[tuple[str, str], ...] = ()
 
     @property
     def judged(self) -> Iterator[EditionCase]:
@@ -91,13 +93,16 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatPair:
-    """Two editions of the same model, compared name by name. `differing` and `missing` are names of `second` against `first`."""
+    """Two editions of the same model, compared name by name. `differing` are tensors of `first` and `second` that disagree, `unread`
+    those that a server did not give, `left` counts those that would have cost too many requests."""
 
     first: Edition
     second: Edition
     common: int
     differing: tuple[tuple[TensorRecord, TensorRecord], ...] = ()
     evidence: Evidence = Evidence.SAMPLED
+    unread: tuple[tuple[str, str], ...] = ()
+    left: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

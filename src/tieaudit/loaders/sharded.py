@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ..checkpoint import Checkpoint, Edition, LoadedFile, Problem, ShardIndex
-from ..errors import FormatError, TargetError, UnknownFormat
-from ..sources.local import Entry, LocalFolder
-from . import sniff
+from ..errors import FormatError, ReadError, UnknownFormat
+from ..sources import Entry, Folder
+from . import ahead, sniff
 
 MAX_JSON = 64 << 20  # bytes; the index of 100,000 tensors has 10 MB
 INDEX = re.compile(r"\.index(\.\w+)?\.json$")  # a variant's word stands in the middle: model.safetensors.index.fp16.json
@@ -49,11 +49,12 @@ Progress = Callable[[str, int, int], None]
 class _Reader:
     """Reads each file once; a file that cannot be read is noted and the rest goes on."""
 
-    folder: LocalFolder
+    folder: Folder
     progress: Progress
     total: int = 0
     done: int = 0
     unreadable: list[Problem] = field(default_factory=list)
+    unread: list[tuple[str, str]] = field(default_factory=list)
     other: list[tuple[str, str]] = field(default_factory=list)
 
     def read(self, names: Iterable[str], *, promised: bool = False) -> tuple[LoadedFile, ...]:
@@ -64,6 +65,8 @@ class _Reader:
             self.progress(name, self.done, self.total)
             try:
                 read.append(sniff.load(self.folder.open(name)))
+            except ReadError as error:
+                self.unread.append((name, error.what))
             except UnknownFormat as error:
                 if promised or WEIGHTS.match(name) or SHARD.match(name):
                     self.unreadable.append(Problem(file=name, what=error.what, offset=error.offset))
@@ -77,6 +80,9 @@ class _Reader:
         """The index; None if it cannot be read (its shards are then grouped by their names)."""
         try:
             return _index(name, read_json(self.folder, name))
+        except ReadError as error:
+            self.unread.append((name, error.what))
+            return None
         except FormatError as error:
             self.unreadable.append(Problem(file=name, what=error.what, offset=error.offset))
             return None
@@ -86,10 +92,13 @@ def _never(*_: object) -> None:
     return None
 
 
-def load(folder: LocalFolder, target: str, only: str | None = None, progress: Progress = _never) -> Checkpoint:
-    """Everything in the folder, or only the file (or index) `only` of it."""
+def load(folder: Folder, target: str, only: str | None = None, progress: Progress = _never, beside: Iterable[str] = ()) -> Checkpoint:
+    """Everything in the folder, or only the file (or index) `only` of it. `beside`: other files that will be read later."""
     entries = folder.entries() if only is None else [folder.entry(only)]
-    names = [entry.name for entry in entries if _candidate(entry, only)]
+    weights = [entry for entry in entries if _candidate(entry, only)]
+    names = [entry.name for entry in weights]
+    if folder.remote:
+        ahead.fetch(folder, weights, [entry for entry in entries if INDEX.search(entry.name)], beside)
     reader = _Reader(folder, progress, len(names))
     editions: list[Edition] = []
     indexes = [index for entry in entries if INDEX.search(entry.name) and (index := reader.index(entry.name))]
@@ -105,11 +114,12 @@ def load(folder: LocalFolder, target: str, only: str | None = None, progress: Pr
         target=target,
         editions=tuple(editions),
         unreadable=tuple(reader.unreadable),
+        unread=tuple(reader.unread),
         elsewhere=(*reader.other, *(_elsewhere(folder, entries) if only is None else ())),
     )
 
 
-def read_json(folder: LocalFolder, name: str, limit: int = MAX_JSON) -> object:
+def read_json(folder: Folder, name: str, limit: int = MAX_JSON) -> object:
     """The parsed file. FormatError if it is too large, not UTF-8 or not JSON."""
     source = folder.open(name)
     if source.nbytes > limit:
@@ -218,16 +228,16 @@ def _rank(edition: Edition) -> tuple[int, int, str]:
     return (0 if edition.kind == "weights" else 1, place, name)
 
 
-def _elsewhere(folder: LocalFolder, entries: Iterable[Entry]) -> Iterable[tuple[str, str]]:
+def _elsewhere(folder: Folder, entries: Sequence[Entry]) -> Iterable[tuple[str, str]]:
     """Weights that are seen and not opened: other formats, and sub-folders (`original/`, parts), each a target of its own."""
     for entry in entries:
         if entry.name.endswith(OTHER_SUFFIXES):
             yield (entry.name, f"{entry.name.rsplit('.', 1)[-1]} files are not read by this version")
+    known = {entry.sha256 for entry in entries} - {""}
     for sub in folder.subfolders():
-        inner = LocalFolder(folder.root / sub)
-        try:
-            names = [entry.name for entry in inner.entries() if entry.name.endswith((*sniff.SUFFIXES, *OTHER_SUFFIXES))]
-        except TargetError:
-            continue
-        if names:
-            yield (sub + "/", f"a folder of its own with {len(names)} file{'s' * (len(names) > 1)} of weights: audit it by its path")
+        inside = [entry for entry in folder.inside(sub) if entry.name.endswith((*sniff.SUFFIXES, *OTHER_SUFFIXES))]
+        if inside:
+            words = f"a folder of its own with {len(inside)} file{'s' * (len(inside) > 1)} of weights: audit it by its path"
+            again = sum(entry.sha256 in known for entry in inside)
+            # what a repository's listing tells for nothing
+            yield (sub + "/", words + (f"; {again} of them {'is' if again == 1 else 'are'} here too, by SHA-256" if again else ""))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ..checkpoint import LoadedFile, PickleGlobal, Problem, Storage, TensorRecord
-from ..errors import FormatError
+from ..errors import FormatError, ReadError
 from ..extents import Extent
 from ..sources import Source
 from .pickle_globals import judge
@@ -45,7 +45,7 @@ class TorchFile:
     def give_up(self, error: FormatError) -> None:
         """Raise `error`, unless the pickle would run code: who loads the file runs what stands before the fault, and that
         must be told as well."""
-        if not any(found.danger == "call" for found in self.globals.values()):
+        if isinstance(error, ReadError) or not any(found.danger == "call" for found in self.globals.values()):
             raise error
         self.add_problem(error)
 

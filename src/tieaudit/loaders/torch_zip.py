@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..checkpoint import LoadedFile, Problem, Storage
-from ..errors import FormatError, UnknownFormat
+from ..errors import FormatError, ReadError, UnknownFormat
 from ..sources import Source
 from .pickle_machine import MAX_INPUT
 from .pickle_reader import PickleReader
@@ -120,6 +120,8 @@ def _byteorder(archive: ZipMembers, members: dict[str, Member], found: TorchFile
         return
     try:
         _, word = archive.contents(member, MAX_BYTEORDER)
+    except ReadError:
+        raise
     except FormatError as error:
         found.add_problem(error)
         return

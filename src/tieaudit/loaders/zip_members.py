@@ -13,7 +13,7 @@ import zlib
 from dataclasses import dataclass, field
 
 from ..checkpoint import Problem
-from ..errors import FormatError
+from ..errors import FormatError, ReadError
 from ..extents import Extent
 from ..sources import Source
 from .zip_directory import DEFLATED, DESCRIPTOR, ENCRYPTED, FULL32, MAGIC, STORED, Directory, Member
@@ -135,6 +135,8 @@ def lay_out(members: ZipMembers) -> Layout:
         if begin_or_none is None or member.header < end:
             try:
                 begin_or_none = layout.begins[member.header] = members.begin(member)
+            except ReadError:
+                raise
             except FormatError as error:
                 layout.problems.append(Problem(file=source.name, what=error.what, offset=error.offset))
                 end = max(end, limit)  # whose the bytes up to the next member are is not known
@@ -163,5 +165,7 @@ def _descriptor_nbytes(member: Member) -> int:
 def _holds(members: ZipMembers, member: Member, layout: Layout) -> bool:
     try:
         return members.begin(member) == layout.begins[member.header]
+    except ReadError:
+        raise
     except FormatError:
         return False

@@ -144,8 +144,13 @@ def _footer(report: Report) -> str:
     return (
         f"  {totals.tensors:,} tensor{'s' * (totals.tensors != 1)} in {files:,} file{'s' * (files != 1)} · {parameters} · "
         f"{quantity(totals.nbytes_stored)} stored, {quantity(totals.nbytes_wasted)} wasted · "
-        f"read {quantity(cost.bytes_read)} in {cost.seconds:.2f} s"
+        f"read {quantity(cost.bytes_read)} in {cost.seconds:.2f} s{_remote(report)}"
     )
+
+
+def _remote(report: Report) -> str:
+    """Of a Hub id: the commit that the report is about."""
+    return f" · commit {printable(report.revision)[:12]}" if report.revision else ""
 
 
 def _wrapped(line: str, width: int | None) -> list[str]:

@@ -9,32 +9,28 @@ from __future__ import annotations
 import os
 import stat
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from ..errors import FormatError, TargetError
-from . import Meter
+from . import Entry, Meter, Wanted, stays
 
 MAX_OPEN_FILES = 64  # far below the common limit of 1,024 descriptors, above the shards of nearly every model
 MAX_LISTED = 100_000  # names in one folder
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A name in the folder; `refused` says why it will not be opened."""
-
-    name: str
-    nbytes: int
-    refused: str = ""
+PLENTY = 1 << 60  # reads of a disk are not counted against anything
 
 
 @dataclass(slots=True)
 class LocalFolder:
-    """A folder whose files are opened one by one and only by the rule above."""
+    """A folder whose files are opened one by one and only by the rule above. `revision`: the commit, for a snapshot of the Hub cache."""
 
     root: Path
     meter: Meter = field(default_factory=Meter)
+    revision: str | None = None
+    remote: bool = False
     _open: OrderedDict[str, int] = field(default_factory=OrderedDict)
 
     def __post_init__(self) -> None:
@@ -59,6 +55,28 @@ class LocalFolder:
         with os.scandir(self.root) as listing:
             return sorted(item.name for item in listing if item.is_dir(follow_symlinks=False) and item.name[0] != ".")
 
+    def inside(self, subfolder: str) -> list[Entry]:
+        """Files directly in a sub-folder; none if it cannot be listed."""
+        try:
+            return LocalFolder(self.root / subfolder).entries()
+        except TargetError:
+            return []
+
+    def everything(self) -> list[Entry]:
+        return []
+
+    def prefetch(self, wanted: Iterable[Wanted]) -> None:
+        """Nothing to do: a disk is read when it is asked."""
+
+    def held(self, name: str, offset: int, n: int) -> bool:  # noqa: ARG002  the protocol's
+        return True
+
+    def spare(self) -> int:
+        return PLENTY
+
+    def allow(self, requests: int) -> None:
+        """Nothing to do."""
+
     def entry(self, name: str) -> Entry:
         """What `name` is, without opening it; never raises."""
         try:
@@ -73,7 +91,7 @@ class LocalFolder:
 
     def exists(self, name: str) -> bool:
         """True if the name is there, or is one that `open` will refuse; nothing outside the folder is probed."""
-        return not _stays(name) or os.path.lexists(self.root / name)
+        return not stays(name) or os.path.lexists(self.root / name)
 
     def open(self, name: str) -> LocalSource:
         """The file as a source. FormatError if the rules refuse it."""
@@ -108,7 +126,7 @@ class LocalFolder:
             os.close(self._open.popitem()[1])
 
     def _resolve(self, name: str) -> str:
-        if not _stays(name):
+        if not stays(name):
             raise FormatError(name, "is a name that leaves the folder: not opened")
         real = os.path.realpath(self.root / name)
         if any(_inside(real, allowed) for allowed in self._allowed()):
@@ -157,11 +175,6 @@ class LocalSource:
         self.folder.meter.bytes_read += got
         if got != wanted:
             raise FormatError(self.name, f"gave {got:,} of {wanted:,} bytes: was it changed meanwhile?", offset)
-
-
-def _stays(name: str) -> bool:
-    path = PurePosixPath(name)
-    return bool(name) and not ("\0" in name or "\\" in name or path.is_absolute() or ".." in path.parts)
 
 
 def _inside(path: str, folder: str) -> bool:
