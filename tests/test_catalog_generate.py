@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from tieaudit.catalog import generate, merge, observation, structure, tiny  # noqa: E402  (imports torch)
+from tieaudit.catalog import generate, merge, observation, patterns, structure, tiny  # noqa: E402  (imports torch)
 
 SAMPLE = (
     "BarkModel",
@@ -83,6 +84,48 @@ def test_declared_ties_are_the_parameters_that_are_one_object(name: str) -> None
             declared.setdefault(root(each), set()).add(each)
         groups = {frozenset(group) for group in declared.values() if len(group) > 1}
         assert groups == {frozenset(group) for group in structure.Structure(model).groups}
+
+
+def tie(canonical: str, alias: str, v5: str = "101") -> dict[str, Any]:
+    return {"canonical": canonical, "alias": alias, "role": "layer", "v5": v5, "names": (canonical, alias)}
+
+
+def folded(ties: list[dict[str, Any]], *more: str) -> list[tuple[str, str, str]]:
+    names = frozenset({*(name for tie in ties for name in (tie["canonical"], tie["alias"])), *more})
+    found = patterns.fold(ties, names, lambda _, alias: {"v5": "101" if "tied" in alias else "000"})
+    return [(each["canonical"], each["alias"], each["v5"]) for each in found]
+
+
+def test_integers_equal_on_both_sides_become_one_placeholder() -> None:
+    ties = [tie(f"a.{n}.w", f"b.{n}.w") for n in range(3)]
+    assert folded(ties) == [("a.{n}.w", "b.{n}.w", "101")]
+
+
+def test_integers_of_the_alias_alone_become_a_star() -> None:
+    ties = [tie(f"a.0.x.{m}.w", f"a.{n}.x.{m}.w") for n in (1, 2) for m in range(2)]
+    assert folded(ties) == [("a.0.x.{n}.w", "a.{*}.x.{n}.w", "101")]
+
+
+def test_a_name_that_matches_and_is_not_tied_forbids_the_pattern() -> None:
+    ties = [tie("a.0.w", f"a.{n}.w") for n in (2, 4)]
+    assert len(folded(ties, "a.1.w")) == 2
+
+
+def test_integers_that_differ_by_one_stay_as_they_are() -> None:
+    ties = [tie(f"a.{n + 1}.w", f"b.{n}.w") for n in range(3)]
+    assert len(folded(ties)) == 3
+
+
+def test_one_name_that_exists_in_some_states_only_joins_the_pattern() -> None:
+    ties = [tie("a.0.w", "b.0.w", "111000"), tie("a.1.w", "b.1.w", "1--0--")]
+    assert folded(ties) == [("a.{n}.w", "b.{n}.w", "111000")]
+
+
+def test_one_catalog_gives_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        merge.write(["#\t{}", "A\t{}"], tmp_path / name)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+    assert not list(tmp_path.glob("*.part"))
 
 
 def _one_reading(entry: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from loaders.memory_source import MemorySource
+from memory_source import MemorySource
 from tieaudit.bytewise import CHUNK, TensorBytes
 from tieaudit.checkpoint import Storage, TensorRecord
 from tieaudit.dtypes import DTYPES

@@ -80,7 +80,13 @@ def entry(v5: Json, v4: Json | None) -> Json:
         if any(_varies(table, at, len(keys), "-" if row.loose else "") for row in rows for table in row.tables)
     ]
     ties = [_tie(row, deciding, len(keys)) for row in rows]
-    ties = fold(ties, _names(now))
+
+    def truth(canonical: str, alias: str) -> Json:
+        if not {canonical, alias} <= now.by_disk.keys():
+            return {}
+        return _tie(_Row((now.by_disk[canonical], now.by_disk[alias]), now, then, keys), deciding, len(keys))
+
+    ties = fold(ties, frozenset(now.by_disk), truth)
     if deciding:
         made["keys"] = [keys[at] for at in deciding]
     if ties:
@@ -283,10 +289,6 @@ def _reduced(table: str, deciding: Sequence[int], count: int) -> str:
         ]
         chars.append(next((char for char in possible if char != "-"), "-"))
     return chars[0] if len(set(chars)) == 1 else "".join(chars)
-
-
-def _names(reading: _Reading) -> frozenset[str]:
-    return frozenset(reading.disk.values())
 
 
 def _renames(ties: Sequence[Json], made: Json, now: _Reading, then: _Reading | None) -> Json:
