@@ -14,10 +14,10 @@ import safetensors as library
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memory_source import MemorySource
 from safetensors.torch import save
 
 from builders import entry, safetensors_file
+from memory_source import MemorySource
 from tieaudit.checkpoint import LoadedFile
 from tieaudit.dtypes import DTYPES, SAFETENSORS_DTYPES
 from tieaudit.errors import FormatError

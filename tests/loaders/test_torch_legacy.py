@@ -10,9 +10,9 @@ import tarfile
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from memory_source import MemorySource
 from torch_truth import assert_same, by_name, outcome, saved, state_dicts, torch
 
+from memory_source import MemorySource
 from tieaudit.checkpoint import LoadedFile
 from tieaudit.errors import FormatError
 from tieaudit.loaders import torch_legacy

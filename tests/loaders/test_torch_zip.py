@@ -12,9 +12,9 @@ import zlib
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from memory_source import MemorySource
 from torch_truth import assert_same, by_name, load, outcome, saved, scripted, state_dicts, torch
 
+from memory_source import MemorySource
 from tieaudit.checkpoint import LoadedFile
 from tieaudit.errors import FormatError
 from tieaudit.loaders import torch_zip

@@ -7,9 +7,9 @@ import struct
 import zipfile
 
 import pytest
-from memory_source import MemorySource
 from torch_truth import saved, torch
 
+from memory_source import MemorySource
 from tieaudit.errors import FormatError
 from tieaudit.loaders.zip_directory import Directory, read_directory, repeated_names
 from tieaudit.loaders.zip_members import Layout, ZipMembers, lay_out

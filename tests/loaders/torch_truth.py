@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import strategies as st
-from memory_source import MemorySource
 
+from memory_source import MemorySource
 from tieaudit.checkpoint import LoadedFile, TensorRecord
 from tieaudit.errors import FormatError
 from tieaudit.loaders import torch_legacy, torch_zip
