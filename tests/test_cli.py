@@ -34,7 +34,7 @@ def environment(**changed: str) -> dict[str, str]:
     kept = {
         name: value
         for name, value in os.environ.items()
-        if name not in {"COLUMNS", "NO_COLOR", "LANG", "LC_ALL", "PYTHONIOENCODING", "TERM"}
+        if name not in {"COLUMNS", "NO_COLOR", "LANG", "LC_ALL", "PYTHONIOENCODING", "TERM", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"}
     }
     return {
         **kept,

@@ -180,7 +180,6 @@ def short() -> Path:
         yield Path(path)
 
 
-@pytest.mark.enable_socket
 @pytest.mark.parametrize("kind", ["FIFO", "folder", "socket"])
 def test_only_regular_files_are_opened(short: Path, kind: str) -> None:
     odd(short / "x", kind)
@@ -196,7 +195,6 @@ def test_a_device_is_named_as_one() -> None:
     assert refusal(Path("/dev"), "null") == "is not a regular file but a device"
 
 
-@pytest.mark.enable_socket
 @pytest.mark.parametrize("kind", ["FIFO", "socket", "device"])
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "model.safetensors.index.json", "tokenizer.json"])
 def test_an_audit_of_a_folder_with_an_odd_file_ends_and_says_so(short: Path, kind: str, name: str) -> None:

@@ -38,7 +38,6 @@ def observe(names: Sequence[str] = (), like: Json | None = None, jobs: int = 2) 
     from tieaudit.catalog import observation, tiny
 
     torch.set_num_threads(1)
-    os.environ["HF_HUB_OFFLINE"] = "1"  # an observation never downloads
     classes = tiny.architectures()
     transformers.PretrainedConfig.__repr__ = object.__repr__  # from_dict formats the whole config for a line that is not logged
     transformers.logging.set_verbosity_error()
@@ -46,6 +45,7 @@ def observe(names: Sequence[str] = (), like: Json | None = None, jobs: int = 2) 
     before = (like or {}).get("architectures", {})
 
     def one(name: str) -> Json:
+        os.environ["HF_HUB_OFFLINE"] = "1"  # an observation never downloads; set in the child, so that the caller's stays
         try:
             return observation.observe(wanted[name], before.get(name))
         except tiny.NotBuilt as error:
