@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import cached_property
 
 from .extents import Extent
@@ -86,10 +87,41 @@ class PickleGlobal:
     danger: str = ""
 
 
+class Wiring(StrEnum):
+    """What makes two names one matrix: the model's config, the file's own graph or layout, or a training run that keeps copies in step."""
+
+    CONFIG = "config"
+    GRAPH = "graph"
+    REPLICA = "replica"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ends:
+    """Two names that a file itself relates: the ends of the model in a format that no config governs, or copies of a training run.
+
+    `embedding` and `head` are names of tensors; one that is not stored is absent (GGUF's `output.weight`), or the place in a graph where
+    a shared matrix is read. `tied`: True if readers take one matrix for both, False if they need two, None if nobody says; `by_config`:
+    then the flag of a config beside the file counts. `source` says why, as a clause. `absent`: what readers do without the name that is
+    not stored; `advice`: what to do about an equal copy.
+    """
+
+    embedding: str
+    head: str
+    source: str
+    tied: bool | None = None
+    by_config: bool = False
+    wiring: Wiring = Wiring.GRAPH
+    role: str = "embedding-head"
+    absent: str = ""
+    advice: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedFile:
     """One file, read. `storages` lists every storage, also those that no tensor views; `dead` are extents of the file that
-    belong to nothing. `aliases` are the writer's own notes {name left out: name kept}. `unread` says what could not be seen."""
+    belong to nothing. `aliases` are the writer's own notes {name left out: name kept}. `unread` says what could not be seen.
+    `data` are further files that hold its bytes (name, nbytes). `foreign`: the names are the format's own, not the parameters of
+    an architecture; then only `ends` says what is shared."""
 
     name: str
     format: str
@@ -101,6 +133,9 @@ class LoadedFile:
     problems: tuple[Problem, ...] = ()
     globals: tuple[PickleGlobal, ...] = ()
     unread: tuple[str, ...] = ()
+    data: tuple[tuple[str, int], ...] = ()
+    ends: tuple[Ends, ...] = ()
+    foreign: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +153,8 @@ class Edition:
 
     `kind`: "weights" (judged), "training" (optimizer and scheduler files, pickles beside the weights), "adapter".
     `strays` are files that look like shards of it and that its index does not name. `missing` are shards that are not there.
-    `whole` is False if a part could not be read or is missing: then absence of a name proves nothing.
+    `whole` is False if a part could not be read or is missing: then absence of a name proves nothing. `between` relates names of
+    several of its files.
     """
 
     name: str
@@ -129,6 +165,17 @@ class Edition:
     strays: tuple[LoadedFile, ...] = ()
     missing: tuple[str, ...] = ()
     whole: bool = True
+    between: tuple[Ends, ...] = ()
+
+    @property
+    def ends(self) -> tuple[Ends, ...]:
+        """What the files themselves say of names that are or may be one matrix."""
+        return (*self.between, *(ends for file in self.files for ends in file.ends))
+
+    @property
+    def foreign(self) -> bool:
+        """The names are those of a format, not of an architecture's parameters."""
+        return any(file.foreign for file in self.files)
 
     @cached_property
     def tensors(self) -> tuple[TensorRecord, ...]:

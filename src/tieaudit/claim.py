@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from .catalog import lookup
 from .catalog.lookup import UNKNOWN, Architecture, CatalogTie, State
-from .checkpoint import Edition
+from .checkpoint import Edition, Ends, Wiring
 from .config import ABSENT, Config
 from .names import StoredNames, guess_pairs
 
@@ -39,7 +39,8 @@ class Alias:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TieGroup:
-    """Names that the architecture can share. `source` says why, as a clause. `optional`: absence of a name proves nothing."""
+    """Names that can be one matrix. `source` says why, as a clause. `optional`: absence of a name proves nothing. `absent` and `advice`
+    say what a format's readers do without a name, and what to do about a copy, where that is not as with a config."""
 
     canonical: str
     aliases: tuple[Alias, ...]
@@ -50,6 +51,9 @@ class TieGroup:
     """True if transformers 5 follows its class default because the deciding key is absent."""
     always: bool = False
     """True if no key decides under transformers 5."""
+    wiring: Wiring = Wiring.CONFIG
+    absent: str = ""
+    advice: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -80,6 +84,8 @@ class Claim:
 
 def of_edition(edition: Edition, config: Config | None, stored: StoredNames) -> Claim:
     """The claim that holds for the names of this edition."""
+    if edition.ends or edition.foreign:
+        return _by_format(edition, config)
     architecture, exact = _architecture(config, stored)
     if config is None or architecture is None:
         return _by_names(config, stored, "no config.json" if config is None else _unknown(config))
@@ -283,11 +289,44 @@ def _pattern(name: str) -> re.Pattern[str]:
     return re.compile(text)
 
 
+def _by_format(edition: Edition, config: Config | None) -> Claim:
+    """What the files themselves say of their names; no architecture's names apply."""
+    return Claim(
+        basis=f"{edition.format}: the file itself says what is shared",
+        groups=tuple(_of_ends(ends, config) for ends in edition.ends),
+        exact=edition.whole,
+    )
+
+
+def _of_ends(ends: Ends, config: Config | None) -> TieGroup:
+    tied, source = ends.tied, ends.source
+    if tied is None and ends.by_config:
+        key, flag = _flag(config)
+        if config and flag:
+            # an untied flag keeps nobody from sharing equal matrices in a graph
+            tied, source = True, f"{key} is true in {config.file}; {source}"
+    verb = {True: "tied", False: "untied", None: "unknown"}[tied]
+    return TieGroup(
+        canonical=ends.embedding,
+        aliases=(Alias(ends.head, tied, tied),),
+        role=ends.role,
+        source=f"{verb}: {source}",
+        wiring=ends.wiring,
+        absent=ends.absent,
+        advice=ends.advice,
+    )
+
+
+def _flag(config: Config | None) -> tuple[str, bool | None]:
+    """(key, value) of the first key that speaks of a tie in any config; None if there is none."""
+    key = next((key for key in FLAG_KEYS if config and type(config.at(key)) is bool), "")
+    return key, bool(config.at(key)) if config and key else None
+
+
 def _by_names(config: Config | None, stored: StoredNames, why: str) -> Claim:
     """The pair that names and shapes suggest; claimed only if a flag says so."""
     embeddings, heads = guess_pairs(stored)
-    key = next((key for key in FLAG_KEYS if config and type(config.at(key)) is bool), None)
-    flag = bool(config.at(key)) if config and key else None
+    key, flag = _flag(config)
     names = [matrix.name for matrix in (*embeddings, *heads)]
     if len(embeddings) > 1 or len(heads) > 1:
         # the flag speaks of one embedding and one head; which of several it means, only the code knows

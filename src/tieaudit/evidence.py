@@ -58,9 +58,9 @@ class Gathering:
         )
 
     def _sources(self) -> Iterator[tuple[str, Source]]:
-        for file in self.checkpoint.files:
+        for name in dict.fromkeys(name for file in self.checkpoint.files for name in (file.name, *(data for data, _ in file.data))):
             try:
-                yield file.name, self.folder.open(file.name)
+                yield name, self.folder.open(name)
             except FormatError:
                 continue  # it was read a moment ago; its tensors are then not comparable
 

@@ -71,7 +71,7 @@ class Tie:
     """Names that can be one matrix: what is claimed and how the stored ones relate.
 
     `saves_bytes`: bytes that sharing saves on disk, or would save if copies were left out; `numel` elements of the matrix;
-    `summary` is the verdict as a clause; `uniform` says that all stored names have `nbytes` bytes.
+    `summary` is the verdict as a clause; `uniform` says that all stored names have `nbytes` bytes; `trainable` is False for an export.
     """
 
     canonical: str
@@ -91,6 +91,7 @@ class Tie:
     detail: str = ""
     summary: str = ""
     uniform: bool = True
+    trainable: bool = True
 
     @property
     def numel(self) -> int:
@@ -102,7 +103,7 @@ class Tie:
     @property
     def training_bytes(self) -> int:
         """What sharing saves in training beside the weights: a BF16 gradient and two FP32 Adam moments per element."""
-        if self.claim != "tied" or not self.nbytes or self.dtype not in ("F32", "F16", "BF16", "F64"):
+        if not self.trainable or self.claim != "tied" or not self.nbytes or self.dtype not in ("F32", "F16", "BF16", "F64"):
             return 0
         return self.numel * (2 + 8) * (self.saves_bytes // self.nbytes)
 

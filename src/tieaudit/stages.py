@@ -23,7 +23,10 @@ from .summary import reason, ties
 
 FULL_REQUESTS = 1000  # that --verify full may spend on samples beyond the ties
 MIN_WASTE = 1024  # bytes; below it repeats are norms and scales
-LOOKED_FOR = "model.safetensors, pytorch_model.bin, their *.index.json, and other .safetensors, .bin, .pt, .pth, .ckpt files"
+LOOKED_FOR = (
+    "model.safetensors, pytorch_model.bin, their *.index.json, other .safetensors, .bin, .pt, .pth and .ckpt files, .gguf, .onnx, "
+    "OpenVINO's .xml, .npz, .msgpack, and checkpoint folders of torch.distributed, DeepSpeed and Megatron"
+)
 
 
 def audit(
@@ -73,7 +76,7 @@ def audit(
     return Report(
         target=os.fspath(target),
         formats=tuple(dict.fromkeys(edition.format for edition in checkpoint.editions if edition.format)),
-        files=tuple((file.name, file.nbytes) for file in checkpoint.files),
+        files=tuple({entry: None for file in checkpoint.files for entry in ((file.name, file.nbytes), *file.data)}),
         totals=_totals(case, wasted),
         ties=tuple(ties(case)),
         findings=findings,
@@ -100,7 +103,7 @@ def _demand_something(checkpoint: Checkpoint, folder: Folder, only: str | None) 
         raise TargetError(checkpoint.target, f"{name} {what}", "try again, or raise --timeout")
     if only is not None:
         what = checkpoint.elsewhere[0][1] if checkpoint.elsewhere else "is not a checkpoint"
-        raise TargetError(checkpoint.target, what, "safetensors and torch files are read")
+        raise TargetError(checkpoint.target, what, f"looked for {LOOKED_FOR}")
     inside = [name for name, _ in checkpoint.elsewhere]
     if inside:
         raise TargetError(checkpoint.target, "no checkpoint that is read here", f"found {', '.join(inside[:6])}; looked for {LOOKED_FOR}")
@@ -109,7 +112,9 @@ def _demand_something(checkpoint: Checkpoint, folder: Folder, only: str | None) 
 
 
 def _totals(case: Case, wasted: int) -> Totals:
-    stored_nbytes = sum(sum({storage.ident: storage.nbytes for storage in file.storages}.values()) for file in case.checkpoint.files)
+    # by file too: several models of a folder can read one file of external data
+    storages = {(storage.file, storage.ident): storage.nbytes for file in case.checkpoint.files for storage in file.storages}
+    stored_nbytes = sum(storages.values())
     dead = sum(end - begin for file in case.checkpoint.files for begin, end in file.dead)
     primary = next(iter(case.judged), None)
     stored = sum(map(_elements, primary.edition.files)) if primary else 0

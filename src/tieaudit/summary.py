@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from .checkpoint import Wiring
 from .inspectors.rule import Case, EditionCase, Pair, TieState
 from .kinds import Evidence, Kind, Relation
 from .report import Tie
@@ -57,6 +58,7 @@ def _tie(edition_case: EditionCase, state: TieState) -> Tie:
         dtype=holder.main.dtype if holder else "",
         nbytes=nbytes,
         detail=relation.detail if relation else "",
+        trainable=group.wiring is not Wiring.GRAPH,
         uniform=all(pair.second.nbytes == nbytes for pair in state.pairs),
         summary=_summary(claim, pair, relation, state),
     )
@@ -110,7 +112,7 @@ def reason(case: Case) -> str:
                 return told
             if state.absent and not edition_case.claim.exact:
                 return f"one matrix is stored; whether another is missing cannot be told ({edition_case.claim.basis or 'not all was read'})"
-        if edition_case.claim.exact and not edition_case.claim.groups:
+        if edition_case.claim.exact and edition_case.claim.architecture and not edition_case.claim.groups:
             return f"{edition_case.claim.architecture} shares no tensor"
         return "no two names share a matrix, and none has to"
     return "no weights of a model to judge"

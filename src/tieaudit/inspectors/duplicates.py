@@ -9,7 +9,8 @@ from ..checkpoint import LoadedFile, TensorRecord
 from ..kinds import Evidence, Kind
 from ..report import Severity
 from ..text import exactly, listed
-from .rule import Case, EditionCase, Problem, place, rule, wasted
+from .rule import Case, EditionCase, Problem, place, places, rule, wasted
+from .verdicts import speaking
 
 # extra layers for multi-token prediction and speculative decoding keep their own ends (DeepSeek-V3, GLM-4.5, Qwen3-Next, EAGLE)
 BY_DESIGN = re.compile(r"(?:^|\.)(?:mtp\w*|nextn\w*|shared_head|eagle\w*|draft\w*|medusa\w*|speculator\w*)\.")
@@ -78,6 +79,17 @@ def transposed_copy(case: Case) -> Iterator[Problem]:
                     waste=wasted(second),
                     evidence=relation.evidence,
                 )
+    for situation in speaking(case, "transposed-copy"):
+        first_end, second_end = situation.holder, situation.second
+        if first_end is None or second_end is None or situation.relation is None:
+            continue
+        yield Problem(
+            message=f"{second_end.name} is {first_end.name} transposed ({exactly(second_end.nbytes)} wasted)",
+            tensors=places(first_end, second_end),
+            waste=wasted(*second_end.parts),
+            evidence=situation.relation.evidence,
+            fix=situation.group.advice or None,
+        )
 
 
 @rule(203, Severity.WARNING)
@@ -126,6 +138,15 @@ def by_design_copy(case: Case) -> Iterator[Problem]:
                 f"({exactly(sum(tensor.nbytes for tensor in repeated))})",
                 tensors=tuple(place(tensor) for tensor in (*firsts, *repeated)),
                 evidence=weakest,
+            )
+    for situation in speaking(case, "by-design-copy"):
+        first_end, second_end = situation.holder, situation.second
+        if first_end and second_end and situation.relation:
+            yield Problem(
+                message=f"{second_end.name} repeats {first_end.name}, as this format of a training run does "
+                f"({exactly(second_end.nbytes)}; {situation.group.source})",
+                tensors=places(first_end, second_end),
+                evidence=situation.relation.evidence,
             )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ..checkpoint import Wiring
 from ..kinds import Evidence, Kind, weakest
 from ..report import Severity
 from ..text import exactly, listed
@@ -63,7 +64,9 @@ def diverged_tie(case: Case) -> Iterator[Problem]:
             "as with an adapter's modules_to_save merged by PEFT ≤ 0.18"
             if drifted
             else None,
-            fix=f"keep both: set the flag to false in config.json; keep one: store only {holder}, and what {name} learned is lost",
+            fix=f"keep both: set the flag to false in config.json; keep one: store only {holder}, and what {name} learned is lost"
+            if situation.group.wiring is Wiring.CONFIG
+            else f"export again from the checkpoint that {'has one matrix' if situation.tied else 'is right'}",
         )
 
 
@@ -98,8 +101,8 @@ def duplicate_tie(case: Case) -> Iterator[Problem]:
             else None,
             fix=_proved(
                 evidence,
-                f"leave {names} out of the file: readers take {holder} for {'it' if len(copies) == 1 else 'them'}"
-                if first.tied
+                first.group.advice or f"leave {names} out of the file: readers take {holder} for {'it' if len(copies) == 1 else 'them'}"
+                if first.tied or first.group.advice
                 else f"tie them in the model's config, then leave {names} out of the file",
             ),
         )
@@ -119,11 +122,12 @@ def missing_head(case: Case) -> Iterator[Problem]:
             continue  # missing-embedding speaks, or it is absent from two groups
         told.add((situation.edition.name, situation.name))
         holder, name = _named(situation)
-        what = "starts with zeros" if name.endswith("bias") else "starts with random values"
+        what = situation.group.absent or ("starts with zeros" if name.endswith("bias") else "starts with random values")
         yield Problem(
             message=f"{_where(case, situation)}{name} is not stored and {what} ({situation.group.source}{_readers(situation)})",
             tensors=places(situation.holder) if situation.holder else (),
-            fix=f"if it was trained as {holder}: set the flag to true in config.json; else restore it from the training run",
+            fix=situation.group.advice
+            or f"if it was trained as {holder}: set the flag to true in config.json; else restore it from the training run",
         )
     yield from _lone(case, heads=True)
 
@@ -153,7 +157,7 @@ def missing_embedding(case: Case) -> Iterator[Problem]:
             + f" ({situation.group.source}{_readers(situation)})",
             tensors=places(holder) if holder else (),
             cause=_alias_note(situation),
-            fix="save again from the model in memory; if the two were one matrix there, set the flag to true",
+            fix=situation.group.advice or "save again from the model in memory; if the two were one matrix there, set the flag to true",
         )
     for situation in speaking(case, "missing-head"):
         if _is_embedding(situation):

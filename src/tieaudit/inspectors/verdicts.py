@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from ..checkpoint import Edition
+from ..checkpoint import Edition, Wiring
 from ..claim import TieGroup
 from ..kinds import Kind, Relation
 from ..names import Matrix
@@ -69,6 +69,21 @@ TABLE: dict[Stored, tuple[Verdict, Verdict, Verdict]] = {
     Stored.CONSTANT: (OK, OK, OK),  # constant-tensor (duplicates.py)
     Stored.NOT_COMPARED: (OK, OK, OK),  # listed as not compared
 }
+# A graph reads each end as it is written there: no config can lose a matrix, and what repeats only wastes bytes.
+IN_GRAPHS: dict[Stored, tuple[Verdict, Verdict, Verdict]] = {
+    Stored.TRANSPOSED: (Verdict("transposed-copy"),) * 3,
+    Stored.SCALED: (Verdict("scaled-copy"),) * 3,
+    Stored.PADDED: (OK, OK, OK),
+}
+# A training run keeps copies in step: equal is what it promises.
+OF_RUNS: dict[Stored, tuple[Verdict, Verdict, Verdict]] = {
+    Stored.EQUAL: (Verdict("by-design-copy"),) * 3,
+    Stored.SCALED: (Verdict("replica-drift"), OK, OK),
+    Stored.PADDED: (Verdict("replica-drift", Severity.WARNING), OK, OK),
+    Stored.NEAR: (Verdict("replica-drift"), OK, OK),
+    Stored.UNRELATED: (Verdict("replica-drift"), OK, OK),
+}
+TABLES = {Wiring.CONFIG: TABLE, Wiring.GRAPH: TABLE | IN_GRAPHS, Wiring.REPLICA: TABLE | OF_RUNS}
 
 _BY_KIND = {
     Kind.SAME_STORAGE: Stored.ONE_STORAGE,
@@ -106,7 +121,7 @@ class Situation:
     @property
     def verdict(self) -> Verdict:
         column = {True: 0, False: 1, None: 2}[self.tied]
-        return TABLE[self.stored][column]
+        return TABLES[self.group.wiring][self.stored][column]
 
     @property
     def differs(self) -> bool:

@@ -12,6 +12,7 @@ from ..sources import Entry, Folder, Wanted
 from . import safetensors
 
 PLAIN = ".safetensors"
+ZIPS = (".bin", ".pt", ".pth", ".ckpt", ".npz")  # may be zips, whose directory stands at the end
 MIN_HEAD, MAX_HEAD = 16 << 10, 1 << 20  # bytes fetched of the begin
 ONE_FILE = 64 << 10  # bytes; the header of 300 tensors has 30 to 40 kB
 TAIL = 64 << 10  # bytes of the end of a zip: the directory of 600 members
@@ -35,7 +36,8 @@ def _begins(files: Iterable[Entry], head: int) -> Iterator[Wanted]:
             yield entry.name, 0, min(head, entry.nbytes)
         else:
             yield entry.name, 0, min(ONE_FILE, entry.nbytes)
-            yield entry.name, max(0, entry.nbytes - TAIL), min(TAIL, entry.nbytes)
+            if entry.name.endswith(ZIPS):
+                yield entry.name, max(0, entry.nbytes - TAIL), min(TAIL, entry.nbytes)
 
 
 def _wholes(folder: Folder, indexes: Iterable[Entry], beside: Iterable[str]) -> Iterator[Wanted]:

@@ -33,6 +33,7 @@ EDITION = re.compile(
 )
 # names that promise weights: there another kind of file is a fault; any other `.bin` may be a vocabulary
 WEIGHTS = re.compile(r"^(model|pytorch_model|diffusion_pytorch_model|consolidated|adapter_model)\b|.*\.safetensors$")
+OWNERS = (".onnx", ".xml")  # read first: files beside them may be theirs
 OTHER_SUFFIXES = (".gguf", ".onnx", ".h5", ".msgpack", ".npz", ".tflite")
 MAX_SHARDS = 100_000  # that are looked for by name; a name can say -of-999999
 PREFERENCE = (  # transformers/modeling_utils.py, _get_resolved_checkpoint_files
@@ -64,7 +65,7 @@ class _Reader:
             self.done += 1
             self.progress(name, self.done, self.total)
             try:
-                read.append(sniff.load(self.folder.open(name)))
+                read.append(sniff.load(self.folder.open(name), self.folder))
             except ReadError as error:
                 self.unread.append((name, error.what))
             except UnknownFormat as error:
@@ -106,8 +107,10 @@ def load(folder: Folder, target: str, only: str | None = None, progress: Progres
     for index in indexes:
         editions.append(_indexed(reader, index, [name for name in names if name not in taken]))
         taken.update(file.name for file in editions[-1].strays)
-    for stem, group in _groups(name for name in names if name not in taken).items():
-        editions.append(_plain(reader, stem, group, alone=only is not None))
+    for stem, group in _groups(sorted((name for name in names if name not in taken), key=_owned)).items():
+        if not taken.issuperset(group):
+            editions.append(_plain(reader, stem, group, alone=only is not None))
+            taken.update(name for file in editions[-1].files for name, _ in file.data)
     editions = [edition for edition in editions if edition.files or edition.strays or edition.missing or edition.index]
     editions.sort(key=_rank)
     return Checkpoint(
@@ -135,6 +138,11 @@ def read_json(folder: Folder, name: str, limit: int = MAX_JSON) -> object:
         raise FormatError(name, f"is not JSON: {error.msg}", at) from None
     except (ValueError, RecursionError):
         raise FormatError(name, "is not JSON: a number too long or nested too deeply") from None
+
+
+def _owned(name: str) -> bool:
+    """Sorts files that may own others before those that may be owned."""
+    return not name.endswith(OWNERS)
 
 
 def _candidate(entry: Entry, only: str | None) -> bool:

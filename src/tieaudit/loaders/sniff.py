@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..checkpoint import LoadedFile
 from ..errors import UnknownFormat
-from ..sources import Source
+from ..sources import Folder, Source
 from . import safetensors
 
 HEAD = 512  # bytes; a tar header is the longest signature
@@ -21,8 +21,11 @@ SIGNATURES = (
 )
 
 
-def load(source: Source) -> LoadedFile:
-    """The file in whichever format its first bytes show. FormatError if none fits or the format is broken."""
+def load(source: Source, folder: Folder | None = None) -> LoadedFile:  # noqa: ARG001  for formats whose bytes lie in files beside them
+    """The file in whichever format its first bytes show. FormatError if none fits or the format is broken.
+
+    `folder` is where formats that keep their data in a second file look for it.
+    """
     head = source.read(0, min(HEAD, source.nbytes))
     if safetensors.sniff(head):
         return safetensors.load(source)

@@ -19,7 +19,7 @@ URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
 HUB_ID = re.compile(r"[\w][\w.-]{0,95}(/[\w][\w.-]{0,95})?")
 # huggingface_hub's own rule for revisions with a slash (hf_file_system.py)
 SPECIAL = re.compile(r"(refs/(?:convert|pr)/[\w.-]+)(?:/(.*))?$")
-FILE_SUFFIX = re.compile(r"\.(safetensors|bin|pth?|ckpt|json|gguf|onnx|h5|npz|msgpack)$")
+FILE_SUFFIX = re.compile(r"\.(safetensors|bin|pth?|ckpt|json|gguf|onnx|xml|h5|npz|msgpack)$")
 TIMEOUT = 60.0  # seconds
 HUB = "https://huggingface.co"  # where HF_ENDPOINT does not say otherwise
 
