@@ -74,6 +74,17 @@ for name, tensor in state.items():
     shared[tensor.untyped_storage().data_ptr()].append(name)
 print([names for names in shared.values() if len(names) > 1])
 """
+GGUF_READER = """
+import sys
+from pathlib import Path
+from gguf import GGUFReader
+[path] = Path(sys.argv[1]).glob("*.gguf")
+print(len([(tensor.name, tensor.data_offset) for tensor in GGUFReader(path).tensors]))
+"""
+ONNX_LOAD = """
+import sys, onnx
+print(len(onnx.load(sys.argv[1] + "/model.onnx").graph.initializer))
+"""
 # two buffers of 64 MiB, compared until as many bytes are done as each of the pair of case `tied` has
 MEMORY = """
 import random, sys, time
@@ -113,6 +124,8 @@ CASES = (
         "torch", "700 MB torch zip", 0.20, 40,
         (("torch.load(mmap), storages", TORCH_LOAD.format(mmap=", mmap=True")), ("torch.load, storages", TORCH_LOAD.format(mmap=""))),
     ),
+    Case("gguf", "GGUF of 270M parameters with 262,144 tokens", 0.25, 40, (("gguf.GGUFReader, names and offsets", GGUF_READER),)),
+    Case("onnx", "440 MB ONNX, weights inline", 0.20, 40, (("onnx.load, initializers", ONNX_LOAD),)),
 )  # fmt: skip
 PROOF = 0.7  # speed of the whole compare against comparing memory, at least
 
@@ -159,7 +172,7 @@ def bench(case: Case, folder: Path, repeat: int, *, quick: bool) -> None:
     if case.name == "help":
         programs |= {"floor: import click": ["-c", "import click"], "bare interpreter": ["-c", "pass"]}
     programs |= {title: ["-c", code, str(folder)] for title, code in case.rivals}
-    slow = {title for title, code in case.rivals if "torch" in code or "transformers" in code}
+    slow = {title for title, code in case.rivals if "torch" in code or "transformers" in code or "gguf" in code}
     runs: dict[str, list[Run]] = {title: [] for title in programs if not (quick and title in slow)}
     for title in runs:
         measured(programs[title], env)  # warms the page cache and compiles

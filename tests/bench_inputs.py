@@ -127,6 +127,85 @@ def write_torch(folder: Path) -> None:
     torch.save(state, folder / "pytorch_model.bin")
 
 
+def write_gguf(folder: Path, *, layers: int = 18, hidden: int = 640, inner: int = 2048, vocab: int = 262_144) -> None:
+    """Shapes and vocabulary as in Gemma 3 270M, tied by absence, in the types of a usual mix; random bytes stand for the weights."""
+    import numpy as np
+    from gguf import GGMLQuantizationType as Type
+    from gguf import GGUFWriter
+    from gguf.quants import quant_shape_to_byte_shape
+
+    dice, words = np.random.default_rng(0), random.Random(0)
+    matrices = {"attn_q": (1024, hidden), "attn_k": (256, hidden), "attn_v": (256, hidden), "attn_output": (hidden, 1024),
+                "ffn_gate": (inner, hidden), "ffn_up": (inner, hidden), "ffn_down": (hidden, inner)}  # fmt: skip
+    types = {"attn_output": Type.Q4_K, "ffn_down": Type.Q6_K, "attn_v": Type.Q8_0}
+    norms = dict.fromkeys(("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"), hidden)
+    norms |= dict.fromkeys(("attn_q_norm", "attn_k_norm"), 256)
+    folder.mkdir(parents=True)
+    writer = GGUFWriter(folder / "gemma-3-270m-Q4_K_M.gguf", "gemma3")
+    writer.add_block_count(layers)
+    writer.add_embedding_length(hidden)
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(["".join(words.choices("abcdefghijklmnopqrstuvwxyz\u2581", k=words.randrange(1, 14))) for _ in range(vocab)])
+    writer.add_token_scores([-float(n) for n in range(vocab)])
+    writer.add_token_types([1] * vocab)
+
+    def matrix(name: str, kind: Type, shape: tuple[int, int]) -> None:
+        writer.add_tensor(name, dice.integers(0, 256, quant_shape_to_byte_shape(shape, kind), np.uint8), raw_dtype=kind)
+
+    matrix("token_embd.weight", Type.Q8_0, (vocab, hidden))
+    for layer in range(layers):
+        for name, shape in matrices.items():
+            matrix(f"blk.{layer}.{name}.weight", types.get(name, Type.Q5_0), shape)
+        for name, width in norms.items():
+            writer.add_tensor(f"blk.{layer}.{name}.weight", dice.standard_normal(width, np.float32))
+    writer.add_tensor("output_norm.weight", dice.standard_normal(hidden, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write_onnx(folder: Path, layers: int = 10, hidden: int = 768, vocab: int = 50_257) -> None:
+    """GPT-2 with its weights inline, and one initializer for embedding and head."""
+    import onnx
+    from onnx import TensorProto, helper
+
+    nodes, weights = [], []
+    dice = random.Random(0)
+
+    def weight(name: str, *shape: int) -> str:
+        count = 4
+        for dim in shape:
+            count *= dim
+        weights.append(helper.make_tensor(name, TensorProto.FLOAT, shape, dice.randbytes(count), raw=True))
+        return name
+
+    def apply(op: str, place: str, *inputs: str, **attributes: int) -> str:
+        nodes.append(helper.make_node(op, inputs, [f"/{place}/{op}_output_0"], f"/{place}/{op}", **attributes))
+        return f"/{place}/{op}_output_0"
+
+    at = apply("Gather", "wte", weight("transformer.wte.weight", vocab, hidden), "input_ids")
+    for layer in range(layers):
+        stem = f"transformer/h.{layer}"
+        for part, shapes in (("attn", ((hidden, 3 * hidden), (hidden, hidden))), ("mlp", ((hidden, 4 * hidden), (4 * hidden, hidden)))):
+            before = at
+            for number, shape in enumerate(shapes):
+                place = f"{stem}/{part}/c_{number}"
+                matrix, bias = weight(f"{place}.weight".replace("/", "."), *shape), weight(f"{place}.bias".replace("/", "."), shape[1])
+                at = apply("Add", place, apply("MatMul", place, at, matrix), bias)
+                for step in range(15):  # as many nodes as an export has: shapes, masks, the norm in its parts
+                    at = apply("Identity", f"{place}/{step}", at)
+            at = apply("Add", f"{stem}/{part}", before, at)
+    swapped = apply("Transpose", "lm_head", "transformer.wte.weight")
+    nodes.append(helper.make_node("MatMul", [at, swapped], ["logits"], "/lm_head/MatMul"))
+    graph = helper.make_graph(
+        nodes, "main_graph", [helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["b", "s"])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["b", "s", vocab])], weights,
+    )  # fmt: skip
+    folder.mkdir(parents=True)
+    onnx.save(helper.make_model(graph), str(folder / "model.onnx"))
+
+
 def build(name: str, folder: Path) -> None:
     """Written beside its place and moved, so that a build that was stopped is not taken for whole."""
     half = folder.with_name(folder.name + ".half")
@@ -144,6 +223,10 @@ def build(name: str, folder: Path) -> None:
         write_model(half, config, list(deepseek()), 62, sparse=True)
     elif name == "torch":
         write_torch(half)
+    elif name == "onnx":
+        write_onnx(half)
+    elif name == "gguf":
+        write_gguf(half)
     half.rename(folder)
 
 

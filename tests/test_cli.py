@@ -222,7 +222,7 @@ TARGETS: dict[str, tuple[dict[str, bytes], str, str]] = {
     "empty file": ({"m.bin": b""}, "m.bin", "is empty"),
     "config.json": ({"config.json": tied()}, "config.json", "config.json"),
     "image": ({"m.png": b"\x89PNG\r\n\x1a\n"}, "m.png", "is no format that is read here"),
-    "only GGUF": ({"m/model.gguf": b"GGUF"}, "m", "model.gguf"),
+    "only TFLite": ({"m/model.tflite": b"TFL3"}, "m", "model.tflite"),
     "only text": ({"m/vocab.txt": b"x", "m/merges.bin": b"some text"}, "m", ""),
     "a file below a file": ({"m.txt": b""}, "m.txt/x", "Not a directory"),
     "only a folder below": ({"m/inner/model.safetensors": safetensors({EMBED: matrix(1)})}, "m", "inner/"),

@@ -64,6 +64,13 @@ EXPECTED = {
     "stale-total-size": Fires(NOTE),
     "malformed-file": Fires(ERROR, 0, ("",)),
     "unsafe-pickle": Fires(WARNING, 0, ("",)),
+    "one-sided-quantization": Fires(WARNING, 0, (EMBED, HEAD, "lm_head.weight_scale")),
+    "quantization-contradiction": Fires(ERROR, 0, (HEAD,)),
+    "adapter-splits-tie": Fires(WARNING, 0, ("base_model.model.lm_head.weight",)),
+    "adapter-targets-tied": Fires(WARNING, 0, ("base_model.model.lm_head.lora_A.weight", "base_model.model.lm_head.lora_B.weight")),
+    "adapter-base-copy": Fires(WARNING, MATRIX_NBYTES, ("base_model.model.lm_head.base_layer.weight",)),
+    "replica-drift": Fires(ERROR, 0, ("stage0.embedding.word_embeddings.weight", "stage1.output_layer.weight")),
+    "adapter-row-mismatch": Fires(ERROR, 0, ("base_model.model.lm_head.lora_A.weight", "base_model.model.lm_head.lora_B.weight")),
 }
 RULES = [rule.name for rule in all_rules()]
 
@@ -124,14 +131,14 @@ def test_every_rule_has_a_pair_and_every_pair_a_rule() -> None:
 
 
 def test_the_pairs_stay_small() -> None:
-    nbytes = {path: sum(file.stat().st_size for file in path.iterdir()) for path in FIXTURES.glob("*/*/")}
+    nbytes = {path: sum(file.stat().st_size for file in path.rglob("*")) for path in FIXTURES.glob("*/*/")}
     assert {path: size for path, size in nbytes.items() if size >= MAX_FOLDER} == {}
     assert sum(nbytes.values()) < MAX_TOTAL
 
 
 def test_make_rebuilds_the_same_files(rebuilt: Path) -> None:
-    committed = {path.relative_to(FIXTURES) for path in FIXTURES.glob("*/*/*")}
-    assert {path.relative_to(rebuilt) for path in rebuilt.glob("*/*/*")} == committed
+    committed = {path.relative_to(FIXTURES) for path in _files(FIXTURES)}
+    assert {path.relative_to(rebuilt) for path in _files(rebuilt)} == committed
     for path in committed:
         if path.suffix in (".bin", ".pt"):
             # the zip around the tensors is torch's own and may change with its release; what is in it may not
@@ -142,7 +149,7 @@ def test_make_rebuilds_the_same_files(rebuilt: Path) -> None:
 
 def test_make_is_repeatable(make: ModuleType, rebuilt: Path, tmp_path: Path) -> None:
     make.build(tmp_path)
-    for path in rebuilt.glob("*/*/*"):
+    for path in _files(rebuilt):
         assert (tmp_path / path.relative_to(rebuilt)).read_bytes() == path.read_bytes(), path
 
 
@@ -155,6 +162,11 @@ def test_make_removes_what_it_no_longer_makes(make: ModuleType, tmp_path: Path) 
 
 def test_every_fixture_has_a_reason_of_one_line(make: ModuleType) -> None:
     assert all(fixture.why and "\n" not in fixture.why for fixture in make.fixtures())
+
+
+def _files(root: Path) -> list[Path]:
+    """All files of the pairs; a base or the ranks of a run lie in folders inside."""
+    return [path for path in root.glob("*/*/**/*") if path.is_file()]
 
 
 def _records(path: Path) -> list[tuple[object, ...]]:

@@ -66,7 +66,8 @@ def counted(hub: Hub, report: Report) -> bool:
 # the same answer as from disk
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in CASES.iterdir()))
+# but for an adapter whose base is a folder beside it: what a server's file names is not looked for on this machine
+@pytest.mark.parametrize("name", sorted({path.name for path in CASES.iterdir()} - {"warn_adapter_targets_tied"}))
 def test_a_case_on_the_hub_gets_the_findings_that_it_gets_on_disk(online: Hub, name: str) -> None:
     repo = online.add("org/model", CASES / name)
     for verify in ("full", "sample", "headers"):

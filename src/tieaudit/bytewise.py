@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from .checkpoint import TensorRecord
 from .dtypes import DTYPES
 from .errors import FormatError
 from .extents import span
-from .sources import Folder, Source
+from .sources import Source, Wanted
+from .sources.parts import Stitched, runs
 
 SAMPLE = 4096  # bytes; one page
 REMOTE_SAMPLE = 8192  # bytes; a request costs more than they do, and one row of most matrices fits in
@@ -26,6 +28,19 @@ def _no_progress(_n: int) -> None:
     return None
 
 
+class Reach(Protocol):
+    """What is asked of the way to the files, as `Folder` answers it."""
+
+    @property
+    def remote(self) -> bool: ...
+
+    def prefetch(self, wanted: Iterable[Wanted]) -> None: ...
+
+    def held(self, name: str, offset: int, n: int) -> bool: ...
+
+    def spare(self) -> int: ...
+
+
 @dataclass(slots=True)
 class TensorBytes:
     """Reads bytes of tensors from their files. `advanced` is told how many bytes a full compare has covered.
@@ -36,7 +51,7 @@ class TensorBytes:
 
     sources: Mapping[str, Source]
     advanced: Callable[[int], None] = _no_progress
-    folder: Folder | None = None
+    folder: Reach | None = None
     remote: bool = field(init=False)
     window: int = field(init=False)
     """Bytes of a sample."""
@@ -50,15 +65,15 @@ class TensorBytes:
         self.window, self.telling = (REMOTE_SAMPLE, BEGIN) if self.remote else (SAMPLE, MIDDLE)
 
     def readable(self, tensor: TensorRecord) -> bool:
-        """The bytes lie uncompressed, row-major and whole in a file that can be opened."""
-        return tensor.storage.offset is not None and tensor.strides is None and tensor.file in self.sources
+        """The bytes lie uncompressed, row-major and whole in files that can be opened."""
+        storage = tensor.storage
+        known = all(file in self.sources for file, _, _ in storage.pieces) if storage.pieces else tensor.file in self.sources
+        return storage.offset is not None and tensor.strides is None and known
 
     def read(self, tensor: TensorRecord, offset: int, n: int) -> bytes:
         """`n` bytes from `offset` bytes behind the tensor's begin. FormatError if they are not there."""
-        at = tensor.file_offset
-        if at is None:
-            raise FormatError(tensor.file, f"{tensor.name!r} is compressed and cannot be read in place")
-        return self.sources[tensor.file].read(at + offset, n)
+        source, at = self._place(tensor)
+        return source.read(at + offset, n)
 
     @property
     def spare(self) -> int:
@@ -86,20 +101,20 @@ class TensorBytes:
         """Fetch samples of all these tensors at once, if that is worth anything."""
         if self.folder is not None and self.remote:
             wanted = [(tensor, self._extent(tensor, which)) for tensor in tensors for which in places if self.readable(tensor)]
-            self.folder.prefetch([(tensor.file, (tensor.file_offset or 0) + offset, n) for tensor, (offset, n) in wanted])
+            self.folder.prefetch([run for tensor, (offset, n) in wanted for run in _runs(tensor, offset, n)])
 
     def held(self, tensor: TensorRecord, which: int) -> bool:
         """True if this sample costs no request."""
         offset, n = self._extent(tensor, which)
-        return self.folder is None or self.folder.held(tensor.file, (tensor.file_offset or 0) + offset, n)
+        return self.folder is None or all(self.folder.held(*run) for run in _runs(tensor, offset, n))
 
     def at_hand(self, *tensors: TensorRecord, fetch: int = 0) -> bool:
         """True if any part of these tensors costs no request. Those of at most `fetch` bytes are fetched whole."""
         if self.folder is None or not self.folder.remote:
             return True
         if fetch:
-            self.folder.prefetch([(tensor.file, tensor.file_offset or 0, tensor.nbytes) for tensor in tensors if tensor.nbytes <= fetch])
-        return all(self.folder.held(tensor.file, tensor.file_offset or 0, tensor.nbytes) for tensor in tensors)
+            self.folder.prefetch([run for tensor in tensors if tensor.nbytes <= fetch for run in _runs(tensor, 0, tensor.nbytes)])
+        return all(self.folder.held(*run) for tensor in tensors for run in _runs(tensor, 0, tensor.nbytes))
 
     def _places(self, *tensors: TensorRecord) -> tuple[int, ...]:
         """Where samples are compared: everywhere, but only where it costs nothing in the middle of remote tensors."""
@@ -109,12 +124,14 @@ class TensorBytes:
 
     def _extent(self, tensor: TensorRecord, which: int) -> tuple[int, int]:
         """(offset in the tensor, bytes) of a sample."""
-        n = min(self.window, tensor.nbytes)
-        if which != MIDDLE:
-            return (0 if which == BEGIN else tensor.nbytes - n), n
-        middle = (tensor.nbytes - n) // 2
-        # from the begin of an element on, so that a constant shows as one repeated word
-        return middle - middle % element(tensor), n
+        n, wide = min(self.window, tensor.nbytes), element(tensor)
+        # from the begin of an element (or block) on, so that a constant shows as one repeated word
+        if which == MIDDLE:
+            middle = (tensor.nbytes - n) // 2
+            return middle - middle % wide, n
+        end = 0 if which == BEGIN else tensor.nbytes - n
+        end += -end % wide if n >= wide else 0
+        return end, min(n, tensor.nbytes - end)
 
     def first_difference(self, a: TensorRecord, b: TensorRecord, n: int | None = None) -> int | None:
         """Where the first `n` bytes (all, if None) of two row-major tensors begin to differ, to within a chunk; None if equal.
@@ -149,9 +166,10 @@ class TensorBytes:
         if whole:
             source, start = self._place(tensor)
             buffer = memoryview(self._buffers[0])
-            expected = word * (CHUNK // width)
-            for at in range(0, tensor.nbytes, CHUNK):
-                size = min(CHUNK, tensor.nbytes - at)
+            step = CHUNK - CHUNK % width  # whole words: blocks have 18 or 210 bytes
+            expected = word * (step // width)
+            for at in range(0, tensor.nbytes, step):
+                size = min(step, tensor.nbytes - at)
                 source.read_into(start + at, buffer[:size])
                 self.advanced(size)
                 if (self._buffers[0] if size == CHUNK else bytes(buffer[:size])) != expected[:size]:
@@ -162,11 +180,20 @@ class TensorBytes:
         at = tensor.file_offset
         if at is None:
             raise FormatError(tensor.file, f"{tensor.name!r} is compressed and cannot be read in place")
+        if tensor.storage.pieces:
+            return Stitched(tensor.file, tuple((self.sources[file], begin, n) for file, begin, n in tensor.storage.pieces)), tensor.offset
         return self.sources[tensor.file], at
 
 
+def _runs(tensor: TensorRecord, offset: int, n: int) -> list[Wanted]:
+    """Where `n` bytes from `offset` bytes behind the tensor's begin lie."""
+    if tensor.storage.pieces:
+        return runs(tensor.storage.pieces, tensor.offset + offset, n)
+    return [(tensor.file, (tensor.file_offset or 0) + offset, n)]
+
+
 def element(tensor: TensorRecord) -> int:
-    """Bytes of one element, at least 1."""
+    """Bytes of one element, at least 1; of one block where the dtype has blocks."""
     return max(1, DTYPES[tensor.dtype].bits // 8)
 
 

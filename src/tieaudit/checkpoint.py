@@ -19,6 +19,8 @@ class Storage:
 
     `offset` is where the bytes begin in the file, None if they cannot be read as they lie there (compressed members).
     `nbytes` is what the file holds, `crc` the CRC-32 of these bytes if the format records a trustworthy one.
+    `pieces`: the runs (file, offset, bytes) that it lies in, in order, if it lies in several (a tensor sharded over ranks).
+    `why` says in words why a format keeps no bytes to compare, as a clause after the tensor's name.
     """
 
     file: str
@@ -26,6 +28,8 @@ class Storage:
     offset: int | None
     nbytes: int
     crc: int | None = None
+    pieces: tuple[tuple[str, int, int], ...] = ()
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +92,11 @@ class PickleGlobal:
 
 
 class Wiring(StrEnum):
-    """What makes two names one matrix: the model's config, the file's own graph or layout, or a training run that keeps copies in step."""
+    """What makes two names one matrix: the model's config, what a format's readers do with a name that is absent, the file's own graph,
+    or a training run that keeps copies in step."""
 
     CONFIG = "config"
+    FORMAT = "format"
     GRAPH = "graph"
     REPLICA = "replica"
 
@@ -154,7 +160,8 @@ class Edition:
     `kind`: "weights" (judged), "training" (optimizer and scheduler files, pickles beside the weights), "adapter".
     `strays` are files that look like shards of it and that its index does not name. `missing` are shards that are not there.
     `whole` is False if a part could not be read or is missing: then absence of a name proves nothing. `between` relates names of
-    several of its files.
+    several of its files. `run`: the folder of a training run, where each name of a shared matrix is stored by itself: no waste, and
+    equal is what is promised.
     """
 
     name: str
@@ -166,6 +173,7 @@ class Edition:
     missing: tuple[str, ...] = ()
     whole: bool = True
     between: tuple[Ends, ...] = ()
+    run: bool = False
 
     @property
     def ends(self) -> tuple[Ends, ...]:

@@ -15,7 +15,7 @@ from .catalog import lookup
 from .catalog.lookup import UNKNOWN, Architecture, CatalogTie, State
 from .checkpoint import Edition, Ends, Wiring
 from .config import ABSENT, Config
-from .names import StoredNames, guess_pairs
+from .names import StoredNames, guess_pairs, plain
 
 FLAG = "tie_word_embeddings"
 # where else a flag is written: params.json of Mistral, and configs of remote code
@@ -307,10 +307,12 @@ def _of_ends(ends: Ends, config: Config | None) -> TieGroup:
             tied, source = True, f"{key} is true in {config.file}; {source}"
     verb = {True: "tied", False: "untied", None: "unknown"}[tied]
     return TieGroup(
-        canonical=ends.embedding,
-        aliases=(Alias(ends.head, tied, tied),),
+        # stored names are looked up without wrappers (`module.`)
+        canonical=plain(ends.embedding),
+        aliases=(Alias(plain(ends.head), tied, tied),),
         role=ends.role,
         source=f"{verb}: {source}",
+        always=not ends.by_config,
         wiring=ends.wiring,
         absent=ends.absent,
         advice=ends.advice,

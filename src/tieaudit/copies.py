@@ -24,7 +24,7 @@ DETERMINISTIC = re.compile(
     r"(?:^|[._])(?:A_logs?|inv_freq\w*|original_inv_freq|rotary_emb\.\w+|cos_cached|sin_cached|freqs_cis|position_ids|token_type_ids|"
     r"\w*position\w*\.(?:weights|pe|position_encoding)|pe|relative_position_index|rel_pos_idx|relative_coords_table|attn_mask|causal_mask|"
     r"masked_bias|attn\.bias|attention\.bias|mask|window|mel_filters?|fbank|num_batches_tracked|anchor\w*|alibi\w*|slopes|"
-    r"quant_map|nested_quant_map|final_logits_bias|dt_bias|conv_kernel|sinusoid\w*|embed_positions\.weights?)$"
+    r"quant_map|nested_quant_map|qzeros|_?weight_zero_point|final_logits_bias|dt_bias|conv_kernel|sinusoid\w*|embed_positions\.weights?)$"
 )
 
 

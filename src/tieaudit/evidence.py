@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from . import copies, repository, vocabulary
+from . import copies, repository, skiplists, vocabulary
 from .bytewise import BEGIN, TensorBytes
 from .checkpoint import Checkpoint, Edition, Problem, TensorRecord
 from .claim import Claim, TieGroup, of_edition
-from .config import Config
+from .config import MAX_CONFIG, Config
 from .errors import FormatError, ReadError
-from .inspectors.rule import Case, EditionCase, FormatPair, Pair, TieState
+from .inspectors.rule import Across, Case, EditionCase, FormatPair, Pair, TieState
 from .kinds import Evidence, Kind, Relation, Verify
+from .loaders.sharded import read_json
 from .names import Matrix, StoredNames, plain
+from .quantised import hints
 from .relations import relate
 from .sources import Folder, Source
+from .training import of_run
 
+MODELOPT = "hf_quant_config.json"
 ALWAYS_COMPARED = 2  # tensors of two remote formats
 PAIR_REQUESTS = 8  # that comparing two remote tensors by value may take
+PROGRAMS = ("onnx", "openvino")  # formats in which one model is exported as several files that run alone
 _MOVING = frozenset(("model", "language_model", "transformer"))
 
 Progress = Callable[[str, int, int], None]
@@ -42,7 +47,7 @@ class Gathering:
 
     def case(self, config_fault: Problem | None) -> Case:
         """All that the rules may look at; `config_fault` is what broke config.json, if anything."""
-        data = TensorBytes(dict(self._sources()), self._advanced(), self.folder)
+        data = TensorBytes(dict(self.sources()), self._advanced(), self.folder)
         editions = tuple(self._edition(edition, data) for edition in self.checkpoint.editions)
         known, unread = vocabulary.largest(self.folder) if self.config else (None, [])
         faults = [*self.checkpoint.unreadable, *(problem for file in self.checkpoint.files for problem in file.problems)]
@@ -53,11 +58,27 @@ class Gathering:
             faults=tuple([*faults, config_fault] if config_fault else faults),
             min_waste=self.min_waste,
             format_pairs=tuple(self._format_pairs(data)),
+            across=tuple(self._across(data)),
             vocabulary=known,
             unread=tuple(unread),
+            quantization=self._quantization(),
         )
 
-    def _sources(self) -> Iterator[tuple[str, Source]]:
+    def _quantization(self) -> skiplists.Plan | None:
+        """The quantisation config: within config.json, or in ModelOpt's own file."""
+        if self.config is None:
+            return None
+        found = skiplists.plan(self.config.data, self.config.file)
+        if found is None and self.folder.exists(MODELOPT):
+            try:
+                data = read_json(self.folder, MODELOPT, MAX_CONFIG)
+            except FormatError:
+                return None  # what cannot be read contradicts nobody
+            found = skiplists.Plan(MODELOPT, "", data) if isinstance(data, dict) else None
+        return found
+
+    def sources(self) -> Iterator[tuple[str, Source]]:
+        """Every file that was read, by its name."""
         for name in dict.fromkeys(name for file in self.checkpoint.files for name in (file.name, *(data for data, _ in file.data))):
             try:
                 yield name, self.folder.open(name)
@@ -75,22 +96,28 @@ class Gathering:
 
         return advanced
 
-    def _edition(self, edition: Edition, data: TensorBytes) -> EditionCase:
-        stored = StoredNames(edition.weights, (name for file in edition.files for problem in file.problems for name in problem.tensors))
+    def tied(self, edition: Edition, data: TensorBytes) -> EditionCase:
+        """The edition's claim, and its ties against what is stored; nothing else of it is compared."""
+        broken = (name for file in edition.files for problem in file.problems for name in problem.tensors)
+        stored = StoredNames(edition.weights, broken, hints(self.config.data) if self.config else None)
         if edition.kind != "weights":
             return EditionCase(edition=edition, claim=Claim(), stored=stored, ties=())
-        claim = of_edition(edition, self.config, stored)
+        claim = of_run(of_edition(edition, self.config, stored), edition, stored)
         if self.verify is not Verify.HEADERS:
             data.prefetch(_tied_tensors(claim, stored))
+            stored.learn(dict(_notes(claim, stored, data)))
         states = tuple(self._state(group, claim, stored, data) for group in claim.groups)
+        return EditionCase(edition=edition, claim=claim, stored=stored, ties=states)
+
+    def _edition(self, edition: Edition, data: TensorBytes) -> EditionCase:
+        case = self.tied(edition, data)
+        if edition.kind != "weights":
+            return case
         weights = edition.weights
         scan = copies.scan(weights, data, self.verify, max(1, self.min_waste), lambda done, total: self.progress("sampling", done, total))
-        ends = [matrix.main for state in states for matrix in state.matrices]
-        return EditionCase(
-            edition=edition,
-            claim=claim,
-            stored=stored,
-            ties=states,
+        ends = [matrix.main for state in case.ties for matrix in state.matrices]
+        return replace(
+            case,
             scan=scan,
             related=tuple(self._related(weights, ends, data, scan)),
             repeats=tuple(self._repeats(edition, data, scan)),
@@ -172,6 +199,23 @@ class Gathering:
             if primary and second is not primary and second not in models and repository.same_bytes(self.folder, primary, second):
                 yield FormatPair(first=primary, second=second, common=len(second.weights), evidence=Evidence.PROVED)
 
+    def _across(self, data: TensorBytes) -> Iterator[Across]:
+        """Between the programs of one export (encoder, decoder, decoder with past). Pages show it: no byte of it is called wasted."""
+        programs = [edition for edition in self.checkpoint.editions if edition.kind == "weights" and edition.format in PROGRAMS]
+        if len(programs) < 2 or self.verify is Verify.HEADERS:
+            return
+        owners = {id(tensor): edition for edition in programs for tensor in edition.weights}
+        found: dict[tuple[str, str], list[tuple[TensorRecord, TensorRecord]]] = {}
+        scan = copies.scan((tensor for edition in programs for tensor in edition.weights), data, Verify.SAMPLE, max(1, self.min_waste))
+        for group in scan.copies:
+            once = {owners[id(tensor)].name: tensor for tensor in reversed(group.tensors)}
+            first, *others = sorted(once, key=[edition.name for edition in programs].index)
+            for other in others:
+                found.setdefault((first, other), []).append((once[first], once[other]))
+        named = {edition.name: edition for edition in programs}
+        for (one, two), pairs in found.items():
+            yield Across(first=named[one], second=named[two], pairs=tuple(pairs), evidence=Evidence.SAMPLED)
+
 
 def _tied_tensors(claim: Claim, stored: StoredNames) -> Iterator[TensorRecord]:
     """What the ties will compare: the stored names of each group that has several."""
@@ -180,6 +224,20 @@ def _tied_tensors(claim: Claim, stored: StoredNames) -> Iterator[TensorRecord]:
         found = {matrix.name: matrix for matrix in (stored.find(name, claim.other_names) for name in names) if matrix}
         if len(found) > 1:
             yield from (part for matrix in found.values() for part in matrix.parts)
+
+
+def _notes(claim: Claim, stored: StoredNames, data: TensorBytes) -> Iterator[tuple[str, bytes]]:
+    """(name, bytes) of the small tensors that say which shape a packed end has; what cannot be read leaves the shape unknown."""
+    ends = [name for name in (claim.embedding, claim.head) if name]
+    ends += [name for group in claim.groups if group.role in ("embedding-head", "embedding") for name in group.names]
+    for name in dict.fromkeys(ends):
+        matrix = stored.find(name, claim.other_names)
+        note = matrix.note if matrix else None
+        if note and data.readable(note):
+            try:
+                yield note.name, data.read(note, 0, note.nbytes)
+            except FormatError:
+                continue
 
 
 def _both(first: bool | None, second: bool | None) -> bool | None:

@@ -45,6 +45,10 @@ class Kind(StrEnum):
     NOT_COMPARED = "not comparable"
 
 
+QUANTISED_TWICE = "one matrix, quantised differently"
+"""How `detail` begins where two tensors are near, and as near as their quantised types allow."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relation:
     """`detail` is a clause in words: the factor, the cosine, the rows. `readable` is False if a file did not give its bytes.

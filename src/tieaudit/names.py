@@ -11,19 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from .checkpoint import TensorRecord
+from .quantised import MAINS, ORPHANS, Bundles, Hints, Layout, note
 
 # DDP, torch.compile, FSDP, activation checkpointing insert these anywhere; PEFT and trainers put theirs in front
 _WRAPPERS = re.compile(r"(?:(?<=\.)|^)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.|^(?:module\.|base_model\.model\.)+")
 _PREFIXES = ("model.", "language_model.", "model.language_model.", "language_model.model.", "transformer.", "text_model.",
              "model.text_model.", "backbone.", "base_model.", "decoder.", "model.decoder.", "llm.", "net.", "module.")  # fmt: skip
 TELLING = 3  # dots in a name from which on its end alone identifies it
-# what stands beside or in place of `X.weight` when X is quantised
-_BUNDLE = ("weight_packed", "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_zero_point", "weight_global_scale",
-           "weight_shape", "weight_blocks", "weight_scales", "weight_qdata", "qweight", "qzeros", "scales", "g_idx", "biases",
-           "_weight_qdata", "_weight_scale", "_weight_zero_point", "SCB", "weight_format",
-           "weight.absmax", "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map", "W_q", "scale", "zero")  # fmt: skip
-_PACKED_MAIN = ("weight_packed", "qweight", "_weight_qdata", "weight_qdata", "weight_blocks", "W_q")
-
 # Leaves of input embeddings and output heads, most telling first: counted over every architecture of transformers, plus the
 # original formats of LLaMA, Mistral, GPT-NeoX, MPT, ChatGLM, Mamba and RWKV.
 EMBEDDING_LEAVES = ("embed_tokens", "word_embeddings", "tok_embeddings", "wte", "shared", "embed_in", "token_embd", "tokens_embed",
@@ -39,10 +33,16 @@ _BESIDE = re.compile(r"(?:^|\.)(?:mtp\w*|nextn\w*|eagle\w*|medusa\w*|draft\w*|sp
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """What is stored under one name: a tensor, or the tensors of a quantised bundle (`lm_head.weight_packed`, `…_scale`)."""
+    """What is stored under one name: a tensor, or the tensors of a quantised bundle (`lm_head.weight_packed`, `…_scale`).
+
+    `scheme` is "" for a plain tensor; then `leaves` (what follows the module's name, in the order of `parts`) and `layout` say nothing.
+    """
 
     name: str
     parts: tuple[TensorRecord, ...]
+    scheme: str = ""
+    leaves: tuple[str, ...] = ()
+    layout: Layout | None = None
 
     @property
     def main(self) -> TensorRecord:
@@ -54,20 +54,54 @@ class Matrix:
 
     @property
     def packed(self) -> bool:
-        return len(self.parts) > 1 or not self.main.name.endswith((".weight", ".bias", self.name))
+        return bool(self.scheme)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the matrix that the tensors stand for; () if it cannot be told."""
+        return self.layout.shape if self.layout else self.main.shape
+
+    @property
+    def rows(self) -> int | None:
+        """None if they cannot be told."""
+        if self.layout:
+            return self.layout.rows
+        return self.main.shape[0] if self.main.shape else 1
+
+    @property
+    def form(self) -> str:
+        """How the numbers are stored: `BF16`, `MLX 4-bit`."""
+        return self.layout.words if self.layout else self.main.dtype
+
+    @property
+    def note(self) -> TensorRecord | None:
+        """The small tensor whose values say which shape a packed matrix has, if that is needed."""
+        return note(self.parts, self.leaves) if self.layout and len(self.layout.shape) != 2 else None
+
+    def part(self, leaf: str) -> TensorRecord | None:
+        """A tensor of the bundle by what follows the module's name."""
+        return next((part for part, known in zip(self.parts, self.leaves, strict=False) if known == leaf), None)
 
 
 class StoredNames:
     """The weights of one edition, found by any spelling that a loader would accept."""
 
-    def __init__(self, tensors: Iterable[TensorRecord], broken: Iterable[str] = ()) -> None:
+    def __init__(self, tensors: Iterable[TensorRecord], broken: Iterable[str] = (), hints: Hints | None = None) -> None:
         self._tensors: dict[str, TensorRecord] = {}
         for tensor in tensors:
             self._tensors.setdefault(plain(tensor.name), tensor)
         self._broken = {plain(name) for name in broken}
+        # which schemes can occur at all: nearly always none
+        self._tails = {name[name.rfind(".") + 1 :] for name in self._tensors}
+        self._bundles = Bundles.among(self._tails, {}, hints or Hints())
+        self._blocks = any(tail.endswith("_blocks") for tail in self._tails)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
+
+    def learn(self, notes: Mapping[str, bytes]) -> None:
+        """Take in the values of the small tensors (`Matrix.note`) that say which shape a packed matrix has, by name."""
+        self._bundles = Bundles.among(self._tails, notes, self._bundles.hints)
 
     def find(self, name: str, other: Mapping[str, tuple[str, ...]] | None = None) -> Matrix | None:
         """The matrix stored under `name`, one of its `other` names, or with a base-model prefix more or less."""
@@ -86,14 +120,26 @@ class StoredNames:
 
     def exact(self, name: str) -> Matrix | None:
         found = self._tensors.get(name)
-        if not name.endswith(".weight"):
-            return Matrix(found.name, (found,)) if found else None
-        stem = name.removesuffix("weight")
-        beside = tuple(self._tensors[stem + leaf] for leaf in _BUNDLE if stem + leaf in self._tensors)
-        if found:
-            return Matrix(found.name, (found, *beside))
-        packed = any(stem + leaf in self._tensors for leaf in _PACKED_MAIN)
-        return Matrix(name, beside) if packed else None
+        bundle = None
+        if name.endswith(".weight"):
+            stem = name.removesuffix("weight")
+            bundle = self._bundles.find(lambda leaf: self._tensors.get(stem + leaf))
+        elif found is None and self._blocks:
+            bundle = self._bundles.bare(lambda leaf: self._tensors.get(name + leaf))
+        if bundle:
+            return Matrix(found.name if found else name, bundle.parts, bundle.scheme, bundle.leaves, bundle.layout)
+        return Matrix(found.name, (found,)) if found else None
+
+    def orphans(self, name: str, other: Mapping[str, tuple[str, ...]] | None = None) -> tuple[TensorRecord, ...]:
+        """Scales and the like of a matrix `name` that is not stored itself."""
+        if not name.endswith(".weight") or self.find(name, other) or not any(leaf.rpartition(".")[2] in self._tails for leaf in ORPHANS):
+            return ()
+        for spelling in self._spellings(name, other):
+            stem = spelling.removesuffix("weight")
+            parts = tuple(part for part in (self._tensors.get(stem + leaf) for leaf in ORPHANS) if part)
+            if parts:
+                return parts
+        return ()
 
     def is_broken(self, name: str, other: Mapping[str, tuple[str, ...]] | None = None) -> bool:
         """The file has the name, but its entry could not be read."""
@@ -125,24 +171,35 @@ def guess_pairs(stored: StoredNames) -> tuple[list[Matrix], list[Matrix]]:
     embeddings = _by_leaf(stored, EMBEDDING_LEAVES)
     if not embeddings:
         return [], []
-    shape = embeddings[0].main.shape
-    embeddings = [matrix for matrix in embeddings if matrix.main.shape == shape]
+    shape = _told(embeddings[0])
+    embeddings = [matrix for matrix in embeddings if _told(matrix) == shape]
     heads = [
         matrix
         for matrix in _by_leaf(stored, HEAD_LEAVES)
-        if matrix.main.shape == shape or matrix.main.shape == shape[::-1] or (matrix.packed and embeddings[0].packed)
+        if _told(matrix) in (shape, shape[::-1]) or (matrix.packed and (embeddings[0].packed or not matrix.shape))
     ]
     return embeddings, heads
+
+
+def _told(matrix: Matrix) -> tuple[int, ...]:
+    """The logical shape, or the stored one where only values could tell."""
+    return matrix.shape or matrix.main.shape
+
+
+# the last part of a packed tensor's name, and what stands before it within the bundle
+_MAIN_TAILS = {"weight": ""} | {tail: before for before, _, tail in (leaf.rpartition(".") for leaf in MAINS)}
 
 
 def _by_leaf(stored: StoredNames, leaves: tuple[str, ...]) -> list[Matrix]:
     found: list[tuple[int, int, str]] = []
     for name in stored:
         stem, _, last = name.rpartition(".")
-        if last not in ("weight", *_PACKED_MAIN) or _BESIDE.search(name):
+        before = _MAIN_TAILS.get(last)
+        if before is None or not stem.endswith(before) or _BESIDE.search(name):
             continue
+        stem = stem.removesuffix("." + before) if before else stem
         rank = next((place for place, leaf in enumerate(leaves) if stem == leaf or stem.endswith("." + leaf)), None)
         if rank is not None:
             found.append((rank, len(name), stem + ".weight"))
-    matrices = (stored.exact(name) for _, _, name in sorted(found))
-    return [matrix for matrix in matrices if matrix and len(matrix.main.shape) == 2]
+    matrices = (stored.exact(name) for _, _, name in sorted(set(found)))
+    return [matrix for matrix in matrices if matrix and (matrix.packed or len(matrix.main.shape) == 2)]

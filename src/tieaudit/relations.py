@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from .bytewise import TensorBytes, crcs_differ, crcs_equal
 from .checkpoint import TensorRecord
+from .dtypes import DTYPES
 from .errors import FormatError
-from .kinds import Evidence, Kind, Relation, Verify, weakest
+from .kinds import Evidence, Kind, Relation, Verify
 from .names import Matrix
 from .valuewise import compare
 
 
 def relate(a: Matrix, b: Matrix, data: TensorBytes, verify: Verify) -> Relation:
     """How `b` relates to `a`. A file that cannot give its bytes makes the pair not comparable."""
-    if len(a.parts) > 1 or len(b.parts) > 1:
-        return _bundles(a, b, data, verify)
+    if a.packed or b.packed:
+        return _quantised(a, b, data, verify)
     first, second = a.main, b.main
     if not first.nbytes or not second.nbytes:
         return _not_compared(f"{(second if first.nbytes else first).name} has no elements")
@@ -26,12 +27,26 @@ def relate(a: Matrix, b: Matrix, data: TensorBytes, verify: Verify) -> Relation:
     if verify is Verify.HEADERS:
         return _by_headers(first, second)
     for tensor in (first, second):
+        if tensor.storage.why:
+            return _not_compared(f"{tensor.name} {tensor.storage.why}")
+    for tensor in (first, second):
         if not data.readable(tensor):
             return _not_compared(f"{tensor.name} is compressed or strided in its file", readable=False)
+    coded = _is_coded(first) or _is_coded(second)
+    if coded and (first.dtype, first.nbytes) != (second.dtype, second.nbytes):
+        return _not_compared(f"the two are quantised differently ({first.nbytes:,} and {second.nbytes:,} bytes)")
     try:
-        return compare(first, second, data, prove=verify is Verify.FULL)
+        relation = compare(first, second, data, prove=verify is Verify.FULL)
     except FormatError as error:
         return _not_compared(str(error), readable=False)
+    if coded and relation.kind in (Kind.UNRELATED, Kind.NEAR, Kind.SCALED) and relation.evidence is not Evidence.PROVED:
+        return _not_compared("the packed values differ, dequantised ones are not compared")
+    return relation
+
+
+def _is_coded(tensor: TensorRecord) -> bool:
+    """Integers in place of weights: what they stand for depends on scales that lie elsewhere."""
+    return DTYPES[tensor.dtype].kind == "int" or tensor.dtype in ("I4", "U4", "I2", "U2", "U1")
 
 
 def _not_compared(why: str, *, readable: bool = True) -> Relation:
@@ -48,29 +63,43 @@ def _by_headers(a: TensorRecord, b: TensorRecord) -> Relation:
     return _not_compared("only headers were read (--verify headers)")
 
 
-def _bundles(a: Matrix, b: Matrix, data: TensorBytes, verify: Verify) -> Relation:
-    """Quantised matrices are equal if all their parts are; differently packed ones are not compared by value."""
-    ours = {part.name.removeprefix(a.name.removesuffix("weight")): part for part in a.parts}
-    theirs = {part.name.removeprefix(b.name.removesuffix("weight")): part for part in b.parts}
-    if ours.keys() != theirs.keys() or any(
-        (part.dtype, part.shape) != (theirs[leaf].dtype, theirs[leaf].shape) for leaf, part in ours.items()
-    ):
-        return _not_compared("the two are quantised differently")
-    found = [relate(Matrix(part.name, (part,)), Matrix(theirs[leaf].name, (theirs[leaf],)), data, verify) for leaf, part in ours.items()]
-    for kind in (Kind.NOT_COMPARED, Kind.ROWS_DIFFER):
-        for relation in found:
-            if relation.kind is kind:
-                return relation
-    kinds = {relation.kind for relation in found}
-    if kinds <= {Kind.EQUAL, Kind.SAME_STORAGE, Kind.CONSTANT}:
-        if Kind.EQUAL in kinds:
-            evidence = weakest(relation.evidence for relation in found if relation.kind is Kind.EQUAL)
-            return Relation(kind=Kind.EQUAL, evidence=evidence, detail=f"{len(found)} tensors each")
-        if Kind.CONSTANT in kinds:
-            return Relation(kind=Kind.CONSTANT, evidence=Evidence.SAMPLED)
-        return Relation(kind=Kind.SAME_STORAGE, evidence=Evidence.HEADER)
-    # two calibrations of one matrix differ too: only the dequantised values could tell
-    return _not_compared("the packed values differ, dequantised ones are not compared")
+def _quantised(a: Matrix, b: Matrix, data: TensorBytes, verify: Verify) -> Relation:
+    """Two matrices of which one at least is quantised: by the bytes of all parts if they are stored alike, else by what they stand for."""
+    alike = a.leaves == b.leaves and all(
+        (mine.dtype, mine.shape) == (other.dtype, other.shape) for mine, other in zip(a.parts, b.parts, strict=True)
+    )
+    for part in (*a.parts, *b.parts):
+        if part.storage.why:
+            return _not_compared(f"{part.name} {part.storage.why}")
+    if alike and all(mine.view == other.view for mine, other in zip(a.parts, b.parts, strict=True)):
+        return Relation(kind=Kind.SAME_STORAGE, evidence=Evidence.HEADER, detail="both names view the same bytes")
+    if verify is Verify.HEADERS:
+        return _by_headers(a.main, b.main) if alike else _not_compared("only headers were read (--verify headers)")
+    try:
+        equal = _equal_parts(a, b, data, prove=verify is Verify.FULL) if alike else None
+        if equal:
+            return equal
+        from .dequantise import compare as compare_rows
+
+        return compare_rows(a, b, data)
+    except FormatError as error:
+        return _not_compared(str(error), readable=False)
+
+
+def _equal_parts(a: Matrix, b: Matrix, data: TensorBytes, *, prove: bool) -> Relation | None:
+    """Equal if every part is, bytes against bytes: a scale that is one number repeated says nothing about another one."""
+    for part in (*a.parts, *b.parts):
+        if not data.readable(part):
+            return _not_compared(f"{part.name} is compressed or strided in its file", readable=False)
+    if len(a.main.shape) > 1 and data.is_constant(a.main, whole=prove):
+        return Relation(kind=Kind.CONSTANT, evidence=Evidence.SAMPLED, detail=f"every element of {a.main.name} is the same")
+    for mine, other in zip(a.parts, b.parts, strict=True):
+        if mine.view == other.view or not mine.nbytes:
+            continue
+        if not data.samples_equal(mine, other) or (prove and data.first_difference(mine, other) is not None):
+            return None
+    evidence = Evidence.PROVED if prove else Evidence.SAMPLED
+    return Relation(kind=Kind.EQUAL, evidence=evidence, detail=f"{len(a.parts)} tensors each")
 
 
 def _rows_differ(a: TensorRecord, b: TensorRecord) -> bool:

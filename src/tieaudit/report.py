@@ -71,7 +71,8 @@ class Tie:
     """Names that can be one matrix: what is claimed and how the stored ones relate.
 
     `saves_bytes`: bytes that sharing saves on disk, or would save if copies were left out; `numel` elements of the matrix;
-    `summary` is the verdict as a clause; `uniform` says that all stored names have `nbytes` bytes; `trainable` is False for an export.
+    `summary` is the verdict as a clause; `uniform` says that all stored names have `nbytes` bytes, `parts` in how many tensors one of
+    them lies; `trainable` is False for an export.
     """
 
     canonical: str
@@ -91,6 +92,7 @@ class Tie:
     detail: str = ""
     summary: str = ""
     uniform: bool = True
+    parts: int = 1
     trainable: bool = True
 
     @property

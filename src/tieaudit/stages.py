@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 
-from . import repository, vocabulary
+from . import adapters, bases, repository, vocabulary
 from .checkpoint import Checkpoint, LoadedFile
 from .config import FILES, read
 from .copies import LEFT_OUT
@@ -41,13 +41,14 @@ def audit(
     subfolder: str | None = None,
     offline: bool = False,
     timeout: float = TIMEOUT,
+    base: str | os.PathLike[str] | None = None,
 ) -> Report:
     """Judge the checkpoint at `target`: a folder, a file, a Hub id, or a URL of an object store. A path that exists wins over a Hub id.
 
     `verify`: "headers" reads no weights, "sample" some pages of them (default where every read is a request), "full" (default for
     files on this machine) proves equality by a whole compare.
     `revision`, `subfolder`: of a Hub id; `offline` audits what the local Hub cache holds of it. `timeout`: seconds that one read over
-    the network may take, all tries included.
+    the network may take, all tries included. `base`: the model that an adapter was trained on, as any target.
     `select` and `ignore` name rules by code, prefix of a code, or name. `min_waste` in bytes: smaller repeats are no findings.
     Raises TargetError if there is no checkpoint, OptionError for an option that does not exist. A broken file is a finding.
     """
@@ -60,16 +61,20 @@ def audit(
     registry.matching((*chosen, *left), "--select or --ignore")
     if not timeout > 0:
         raise OptionError("--timeout", str(timeout), "a number of seconds above 0")
-    folder, only = resolve(os.fspath(target), Access(revision=revision, subfolder=subfolder, offline=offline, seconds=timeout))
+    access = Access(revision=revision, subfolder=subfolder, offline=offline, seconds=timeout)
+    folder, only = resolve(os.fspath(target), access)
     level = asked or (Verify.SAMPLE if folder.remote else Verify.FULL)
     if level is Verify.FULL:
         folder.allow(FULL_REQUESTS)
     try:
         beside = [name for name in FILES if folder.exists(name)][:1] if folder.remote else []
-        checkpoint = sharded.load(folder, os.fspath(target), only, progress, [*beside, *(vocabulary.small(folder) if beside else ())])
+        beside += vocabulary.small(folder) if beside else ()
+        beside += [adapters.CONFIG] if folder.remote and folder.exists(adapters.CONFIG) else []
+        checkpoint = sharded.load(folder, os.fspath(target), only, progress, beside)
         _demand_something(checkpoint, folder, only)
         config, fault = read(folder)
-        case = Gathering(folder, checkpoint, config, level, min_waste, progress).case(fault)
+        gathering = Gathering(folder, checkpoint, config, level, min_waste, progress)
+        case = bases.with_adapters(gathering, gathering.case(fault), None if base is None else os.fspath(base), access, asked)
         findings, wasted = registry.run(case, chosen, left)
     finally:
         folder.close()
@@ -83,6 +88,7 @@ def audit(
         skipped=tuple(_skipped(case)),
         not_compared=(
             *_not_compared(case, level, only),
+            *([] if base is None or case.adapters else [Skip(f"the base {os.fspath(base)}", "not read: there is no adapter here")]),
             *(Skip(*words) for words in (repository.download(folder, checkpoint) if only is None else ())),
         ),
         cost=Cost(bytes_read=folder.meter.bytes_read, requests=folder.meter.requests, seconds=round(time.perf_counter() - started, 4)),
@@ -116,7 +122,7 @@ def _totals(case: Case, wasted: int) -> Totals:
     storages = {(storage.file, storage.ident): storage.nbytes for file in case.checkpoint.files for storage in file.storages}
     stored_nbytes = sum(storages.values())
     dead = sum(end - begin for file in case.checkpoint.files for begin, end in file.dead)
-    primary = next(iter(case.judged), None)
+    primary = next(iter(case.judged), None) or next((other for other in case.editions if other.edition.kind == "adapter"), None)
     stored = sum(map(_elements, primary.edition.files)) if primary else 0
     repeated = sum(numel for _, numel in _repeated(primary)) if primary else 0
     return Totals(
@@ -147,6 +153,9 @@ def _repeated(case: EditionCase) -> set[tuple[str, int]]:
 
 def _skipped(case: Case) -> Iterator[Skip]:
     """What was asked for and could not be checked."""
+    for subject, relation in bases.uncompared(case):
+        if not relation.readable:
+            yield Skip(subject, relation.detail)
     for subject, why in (*case.checkpoint.unread, *case.unread):
         yield Skip(subject, why)
     for format_pair in case.format_pairs:
@@ -170,9 +179,15 @@ def _not_compared(case: Case, verify: Verify, only: str | None) -> Iterator[Skip
     """What nobody asked for, so that nobody takes it for checked."""
     for subject, why in case.checkpoint.elsewhere:
         yield Skip(subject, why)
+    for adapter in case.adapters:
+        if adapter.trouble:
+            yield Skip(f"the base {adapter.base}", adapter.trouble)
     if verify is Verify.HEADERS:
         yield Skip("values of all tensors", "--verify headers reads none")
     else:
+        for subject, relation in bases.uncompared(case):
+            if relation.readable:
+                yield Skip(subject, relation.detail)
         several = len(list(case.judged)) > 1
         for edition_case in case.judged:
             for pair in (pair for state in edition_case.ties for pair in state.pairs):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
+from .adapters import Copy
 from .checkpoint import Wiring
-from .inspectors.rule import Case, EditionCase, Pair, TieState
-from .kinds import Evidence, Kind, Relation
+from .inspectors.rule import AdapterCase, Case, EditionCase, EndCase, Pair, TieState
+from .kinds import QUANTISED_TWICE, Evidence, Kind, Relation
 from .report import Tie
 from .text import listed
 
@@ -26,6 +28,41 @@ def ties(case: Case) -> Iterator[Tie]:
         for state in edition_case.ties:
             if state.holder is not None or (edition_case.claim.exact and not state.group.optional):
                 yield _tie(edition_case, state)
+    for adapter in case.adapters:
+        if adapter.state and adapter.base_edition:
+            yield _tie_of_base(adapter, _tie(adapter.base_edition, adapter.state))
+
+
+def _tie_of_base(adapter: AdapterCase, tie: Tie) -> Tie:
+    """The tie that the base has, and what the adapter lays on it."""
+    relation = (ONE_MATRIX if tie.claim == "tied" else NOT_STORED) if tie.relation == NOT_STORED else tie.relation
+    held = listed((_held(end) for end in adapter.ends), 6) or "nothing of either"
+    own = f"; base: {tie.summary}" if tie.stored else ""
+    return replace(
+        tie,
+        claim_source=f"{adapter.source} (of the base {adapter.base or 'by the config beside it'})",
+        relation=relation,
+        saves_bytes=0,
+        stored=(tie.canonical, *tie.aliases),
+        file=adapter.edition.name,
+        shape=(),
+        dtype="",
+        nbytes=0,
+        detail="",
+        trainable=False,
+        summary=f"adapter: {held}{own}",
+    )
+
+
+def _held(case: EndCase) -> str:
+    """`LoRA on lm_head with a copy of the base's matrix`."""
+    end, kinds = case.end, {kind for kind, _ in case.end.copies}
+    if end.tokens and not end.deltas:
+        rows = end.tokens.shape[0] if end.tokens.shape else 1
+        words = f"{rows:,} trained row{'s' * (rows != 1)} of {end.module}"
+    else:
+        words = f"{end.method} on {end.module}" if end.deltas else f"{end.module} in full"
+    return words + (" with a copy of the base's matrix" if kinds & {Copy.BASE, Copy.ORIGINAL} else "")
 
 
 def _tie(edition_case: EditionCase, state: TieState) -> Tie:
@@ -36,7 +73,10 @@ def _tie(edition_case: EditionCase, state: TieState) -> Tie:
     relation = pair.relation if pair else None
     nbytes = holder.nbytes if holder else 0
     shared = sum(1 for _, tied, _ in state.absent if tied) + sum(
-        1 for pair in state.pairs if pair.tied and pair.relation.kind in (Kind.SAME_STORAGE, Kind.EQUAL, Kind.CAST)
+        1
+        for pair in state.pairs
+        # the copies that a run keeps are its own need
+        if pair.tied and pair.relation.kind in (Kind.SAME_STORAGE, *(() if group.wiring is Wiring.REPLICA else (Kind.EQUAL, Kind.CAST)))
     )
     canonical = group.canonical
     if holder and not any(name == group.canonical for name, _, _ in state.absent):
@@ -54,11 +94,12 @@ def _tie(edition_case: EditionCase, state: TieState) -> Tie:
         saves_bytes=shared * nbytes,
         stored=stored,
         file=edition_case.edition.name,
-        shape=holder.main.shape if holder else (),
-        dtype=holder.main.dtype if holder else "",
+        shape=holder.shape if holder else (),
+        dtype=holder.form if holder else "",
+        parts=len(holder.parts) if holder else 1,
         nbytes=nbytes,
         detail=relation.detail if relation else "",
-        trainable=group.wiring is not Wiring.GRAPH,
+        trainable=group.wiring in (Wiring.CONFIG, Wiring.REPLICA),
         uniform=all(pair.second.nbytes == nbytes for pair in state.pairs),
         summary=_summary(claim, pair, relation, state),
     )
@@ -93,7 +134,7 @@ def _summary(claim: str, pair: Pair | None, relation: Relation | None, state: Ti
         Kind.TRANSPOSED: "one is the other transposed",
         Kind.PADDED: "equal up to padding rows",
         Kind.SCALED: "one is the other times a constant",
-        Kind.NEAR: "two matrices that drifted apart",
+        Kind.NEAR: QUANTISED_TWICE if relation.detail.startswith(QUANTISED_TWICE) else "two matrices that drifted apart",
         Kind.UNRELATED: "two different matrices",
         Kind.ROWS_DIFFER: "two matrices with different numbers of rows",
         Kind.CONSTANT: "at least one of them is constant",
@@ -115,7 +156,22 @@ def reason(case: Case) -> str:
         if edition_case.claim.exact and edition_case.claim.architecture and not edition_case.claim.groups:
             return f"{edition_case.claim.architecture} shares no tensor"
         return "no two names share a matrix, and none has to"
-    return "no weights of a model to judge"
+    return _of_adapter(case.adapters[0]) if case.adapters else "no weights of a model to judge"
+
+
+def _of_adapter(adapter: AdapterCase) -> str:
+    kind = adapter.config.peft_type if adapter.config else ""
+    what = f"an adapter{f' ({kind})' * bool(kind)}{f' of {adapter.base}' * bool(adapter.base)}"
+    if adapter.config is None:
+        what += " without a readable adapter_config.json"
+    names = listed(end.end.module for end in adapter.ends)
+    if not adapter.ends:
+        return f"{what}: it leaves embedding and head alone"
+    if all(end.tied is False for end in adapter.ends):
+        return f"{what}: it changes {names}, which the base shares with nothing"
+    if any(end.tied is None for end in adapter.ends):
+        return f"{what}: it changes {names}; whether the base ties embedding and head is not known here"
+    return f"{what}: it changes {names}, and the tie of the base is kept"
 
 
 def _reason(state: TieState) -> str:
@@ -129,11 +185,14 @@ def _reason(state: TieState) -> str:
         return f"tied: one matrix is stored, and {what}" if True in claimed else ""
     if pair.relation.kind is Kind.SAME_STORAGE and pair.tied is not False:
         return "tied: both names are one storage"
+    if pair.relation.kind is Kind.NOT_COMPARED and pair.tied is False and pair.first.packed != pair.second.packed:
+        return "untied: two matrices, one of them quantised, as the config says"
     if pair.relation.kind is Kind.NOT_COMPARED:
         return f"both {pair.first.name} and {pair.second.name} are stored; whether they are one matrix was not compared"
     if pair.tied is False:
         equal = pair.relation.kind in (Kind.EQUAL, Kind.CAST)
-        who = "the architecture has them" if state.group.always else "the config says"
+        run = state.group.wiring is Wiring.REPLICA
+        who = ("the run has them" if run else "the architecture has them") if state.group.always else "the config says"
         return f"untied: two {'equal' if equal else 'separate'} matrices, {'kept apart ' if equal else ''}as {who}"
     if pair.tied is None and pair.relation.kind is Kind.UNRELATED:
         return "two separate matrices, and nothing claims that they are one"

@@ -46,10 +46,11 @@ def exactly(nbytes: int) -> str:
 
 
 def shape(matrix: Matrix) -> str:
-    """`151,936 × 896 BF16`; a bundle says of how many tensors."""
-    main = matrix.main
-    dims = " × ".join(f"{dim:,}" for dim in main.shape) or "scalar"
-    return f"{dims} {main.dtype}" + (f" and {len(matrix.parts) - 1} more" if len(matrix.parts) > 1 else "")
+    """`151,936 × 896 BF16`, `151,936 × 896 MLX 4-bit`; a quantised matrix whose width only its values could tell: `151,936 rows GPTQ`."""
+    dims = " × ".join(f"{dim:,}" for dim in matrix.shape)
+    if not dims:
+        dims = "" if not matrix.packed or matrix.rows is None else f"{matrix.rows:,} rows"
+    return f"{dims or ('' if matrix.packed else 'scalar')} {matrix.form}".lstrip()
 
 
 def listed(names: Iterable[str], limit: int = 4) -> str:

@@ -1,4 +1,5 @@
-"""This file holds the numbers behind the bytes: decoding, casting, rows. The only static module that imports numpy.
+"""This file holds the numbers behind the bytes: decoding, casting, rows. The only static module that imports numpy, and the `gguf`
+package (an extra) for GGUF's quantised types.
 
 bfloat16 is the upper half of float32; the 8-bit floats are decoded by a table built from their definition
 (OCP 8-bit floating point specification; the FNUZ variants have no infinities and one NaN at 0x80).
@@ -30,7 +31,26 @@ TINY = 1e-38  # about the smallest normal number of float32 and bfloat16
 
 def decodable(dtype: str) -> bool:
     """Whether the elements can be turned into numbers here."""
-    return dtype in _PLAIN or dtype == "BF16" or dtype in _FLOAT8 or dtype == "F8_E8M0"
+    return dtype in _PLAIN or dtype == "BF16" or dtype in _FLOAT8 or dtype == "F8_E8M0" or (quantised(dtype) and not undecoded(dtype))
+
+
+def quantised(dtype: str) -> bool:
+    """Whether the dtype packs elements in blocks with a scale each, as GGUF's types do."""
+    return DTYPES[dtype].block > 1
+
+
+@lru_cache(maxsize=64)
+def undecoded(dtype: str) -> str:
+    """Why a quantised dtype cannot be turned into numbers here; "" if it can."""
+    try:
+        import gguf.quants  # noqa: F401
+    except ImportError:
+        return "only dequantised rows can tell how they differ (pip install 'tieaudit[gguf]')"
+    try:
+        decode(bytes(DTYPES[dtype].bits // 8), dtype)
+    except (NotImplementedError, KeyError):
+        return f"the installed gguf package does not dequantise {dtype}"
+    return ""
 
 
 def decode(data: bytes, dtype: str) -> Floats:
@@ -40,8 +60,20 @@ def decode(data: bytes, dtype: str) -> Floats:
         return (halves << np.uint32(16)).view(np.float32)
     if dtype in _FLOAT8 or dtype == "F8_E8M0":
         return _float8_table(dtype)[np.frombuffer(data, np.uint8)]
+    if quantised(dtype):
+        return _dequantised(data, dtype)
     with np.errstate(over="ignore", invalid="ignore"):
         return np.frombuffer(data, _PLAIN[dtype]).astype(np.float32)
+
+
+def _dequantised(data: bytes, dtype: str) -> Floats:
+    """Whole blocks as float32."""
+    from gguf import GGMLQuantizationType, quants
+
+    # any bytes can stand there, a scale that is not a number too
+    with np.errstate(all="ignore"):
+        found: Floats = quants.dequantize(np.frombuffer(data, np.uint8), GGMLQuantizationType[dtype])
+    return found
 
 
 def encode(values: Floats, dtype: str) -> bytes | None:
@@ -80,14 +112,15 @@ def _float8_table(dtype: str) -> Floats:
 
 
 def flat(data: TensorBytes, tensor: TensorRecord, start: int, count: int) -> Floats:
-    """`count` elements of a row-major tensor from element `start`, in the order of storage."""
+    """`count` elements of a row-major tensor from element `start`, in the order of storage; whole blocks where the dtype has blocks."""
     return decode(raw(data, tensor, start, count), tensor.dtype)
 
 
 def raw(data: TensorBytes, tensor: TensorRecord, start: int, count: int) -> bytes:
     """The bytes of these elements."""
-    itemsize = DTYPES[tensor.dtype].bits // 8
-    return data.read(tensor, start * itemsize, count * itemsize)
+    bits, _, block = DTYPES[tensor.dtype]
+    itemsize = bits // 8
+    return data.read(tensor, start // block * itemsize, count // block * itemsize)
 
 
 def cosine(a: Floats, b: Floats) -> float:
@@ -97,6 +130,15 @@ def cosine(a: Floats, b: Floats) -> float:
     first, second = first[good], second[good]
     norm = float(np.sqrt(first @ first) * np.sqrt(second @ second))
     return float(first @ second) / norm if norm > 0 else 0.0
+
+
+def stretch(a: Floats, b: Floats) -> float:
+    """How many times longer `b` is than `a`, NaN and infinities left out; 1.0 if `a` is all zero."""
+    first, second = _doubles(a), _doubles(b)
+    good = np.isfinite(first) & np.isfinite(second)
+    first, second = first[good], second[good]
+    square = float(first @ first)
+    return float(np.sqrt(second @ second / square)) if square > 0 else 1.0
 
 
 def factor(a: Floats, b: Floats, tolerance: float, floor: float = TINY) -> float | None:

@@ -395,9 +395,9 @@ def test_files_of_a_training_run_are_no_weights(tmp_path: Path) -> None:
 
 
 def test_other_formats_and_folders_below_are_seen_and_said_to_be_unread(tmp_path: Path) -> None:
-    extra = {"model.gguf": b"GGUF", "onnx/model.onnx": b"x", "original/consolidated.00.pth": torch_zip({}), "logs/run.txt": b""}
+    extra = {"model.tflite": b"TFL3", "onnx/model.onnx": b"x", "original/consolidated.00.pth": torch_zip({}), "logs/run.txt": b""}
     seen = dict(load(two(tmp_path, **extra)).elsewhere)
-    assert set(seen) == {"model.gguf", "onnx/", "original/"}
+    assert set(seen) == {"model.tflite", "onnx/", "original/"}
 
 
 def test_a_hidden_file_of_a_mac_is_told_apart_from_weights(tmp_path: Path) -> None:

@@ -99,6 +99,12 @@ def test_links_that_go_in_circles_or_nowhere_are_refused(tmp_path: Path) -> None
         assert "cannot be read" in refusal(tmp_path, name)
 
 
+def test_a_link_to_itself_is_one_refused_file_of_the_listing(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "x").write_bytes(CONTENT)
+    assert [(entry.name, bool(entry.refused)) for entry in LocalFolder(tmp_path).entries()] == [("loop", True), ("x", False)]
+
+
 def test_the_folder_itself_may_be_a_link(tmp_path: Path) -> None:
     folder(tmp_path / "real", {"x": CONTENT})
     (tmp_path / "link").symlink_to("real")

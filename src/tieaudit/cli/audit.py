@@ -43,6 +43,7 @@ def _words(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]
 @click.option("--offline", is_flag=True, help="Audit what the local Hub cache holds of a Hub id; no network.")
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=60.0, show_default=True, metavar="SECONDS",
               help="For one read over the network, all its tries included.")  # fmt: skip
+@click.option("--base", metavar="TARGET", help="The model that an adapter was trained on: a folder, a file, a Hub id or a URL.")
 @click.option("--from-file", type=click.Path(allow_dash=True), metavar="FILE", help="More targets, one per line; - is stdin.")
 @click.option("--jobs", type=click.IntRange(1, MAX_JOBS), default=1, show_default=True, metavar="N", help="Targets audited at once.")
 @click.pass_context
@@ -60,6 +61,7 @@ def audit_command(
     subfolder: str | None,
     offline: bool,
     timeout: float,
+    base: str | None,
     from_file: str | None,
     jobs: int,
 ) -> None:
@@ -81,7 +83,7 @@ def audit_command(
         raise click.ClickException(str(error)) from None
     bar = Bar(sys.stderr if jobs == 1 else None)
     run = partial(audit, verify=verify, select=select, ignore=ignore, min_waste=min_waste, progress=bar.show, revision=revision,
-                  subfolder=subfolder, offline=offline, timeout=timeout)  # fmt: skip
+                  subfolder=subfolder, offline=offline, timeout=timeout, base=base)  # fmt: skip
     if not several:
         try:
             report = run(targets[0])

@@ -87,10 +87,10 @@ def row_mismatch(case: Case) -> Iterator[Problem]:
         told = set(_transposed(edition_case))
         for name, (count, key) in rows.items():
             matrix = stored.find(name, claim.other_names)
-            if matrix is None or matrix.packed or matrix.main.numel == 0 or matrix.name in told:
+            if matrix is None or matrix.rows is None or matrix.main.numel == 0 or matrix.name in told:
                 continue
             told.add(matrix.name)
-            have = matrix.main.shape[0] if matrix.main.shape else 1
+            have = matrix.rows
             if have != count and have not in _other_sizes(case.config):
                 yield Problem(
                     message=f"{matrix.name} has {have:,} rows, but {key} is {count:,}",
@@ -120,12 +120,12 @@ def _partners(edition_case: EditionCase, told: set[str]) -> Iterator[Problem]:
             continue
         # untied ends may have rows of their own (CpmAnt's prompt tokens, ImageGPT's start token): only the size keys can tell
         for pair in (pair for pair in state.pairs if pair.tied):
-            first, second = pair.first.main, pair.second.main
-            if told >= {pair.first.name, pair.second.name} or pair.first.packed or pair.second.packed or 0 in (first.numel, second.numel):
+            first, second = pair.first.shape, pair.second.shape
+            if told >= {pair.first.name, pair.second.name} or 0 in (pair.first.main.numel, pair.second.main.numel):
                 continue
-            if len(first.shape) == len(second.shape) == 2 and first.shape[1] == second.shape[1] and first.shape[0] != second.shape[0]:
+            if len(first) == len(second) == 2 and first[1] == second[1] and first[0] != second[0]:
                 yield Problem(
-                    message=f"{pair.first.name} has {first.shape[0]:,} rows, {pair.second.name} has {second.shape[0]:,}",
+                    message=f"{pair.first.name} has {first[0]:,} rows, {pair.second.name} has {second[0]:,}",
                     tensors=places(pair.first, pair.second),
                     fix="resize both ends to one number of rows and write it into config.json",
                 )
@@ -144,9 +144,11 @@ def tokenizer_overflow(case: Case) -> Iterator[Problem]:
     for edition_case in case.judged:
         claim = edition_case.claim
         matrix = edition_case.stored.find(claim.embedding, claim.other_names) if claim.embedding else None
-        if not matrix or matrix.packed or len(matrix.main.shape) != 2 or matrix.main.numel == 0 or not claim.exact:
+        if not matrix or matrix.rows is None or matrix.main.numel == 0 or not claim.exact:
             continue
-        have = matrix.main.shape[0]
+        if not matrix.packed and len(matrix.main.shape) != 2:
+            continue
+        have = matrix.rows
         if case.vocabulary.largest >= have:
             yield Problem(
                 message=f"{case.vocabulary.file} gives {printable(case.vocabulary.token)!s} the id {case.vocabulary.largest:,}, "

@@ -6,10 +6,12 @@ import re
 from collections.abc import Iterator
 
 from ..checkpoint import LoadedFile, TensorRecord
-from ..kinds import Evidence, Kind
+from ..kinds import Evidence, Kind, Relation
+from ..kinds import weakest as weakest_of
+from ..names import Matrix
 from ..report import Severity
 from ..text import exactly, listed
-from .rule import Case, EditionCase, Problem, place, places, rule, wasted
+from .rule import Across, Case, EditionCase, Problem, place, places, rule, wasted
 from .verdicts import speaking
 
 # extra layers for multi-token prediction and speculative decoding keep their own ends (DeepSeek-V3, GLM-4.5, Qwen3-Next, EAGLE)
@@ -20,7 +22,10 @@ LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 def _unexplained(edition_case: EditionCase) -> Iterator[tuple[tuple[TensorRecord, ...], Evidence]]:
     """Groups of copies with one name kept of each tie group that the family 0 has judged."""
     judged = [
-        {matrix.main.name for pair in state.pairs for matrix in (pair.first, pair.second)} for state in edition_case.ties if state.pairs
+        {matrix.parts[at].name for matrix in state.matrices if at < len(matrix.parts)}
+        for state in edition_case.ties
+        if state.pairs
+        for at in range(max(len(matrix.parts) for matrix in state.matrices))
     ]
     for copies in edition_case.scan.copies:
         left = list(copies.tensors)
@@ -88,8 +93,13 @@ def transposed_copy(case: Case) -> Iterator[Problem]:
             tensors=places(first_end, second_end),
             waste=wasted(*second_end.parts),
             evidence=situation.relation.evidence,
-            fix=situation.group.advice or None,
+            fix=_proved(situation.relation.evidence, situation.group.advice) or None,
         )
+
+
+def _proved(evidence: Evidence, advice: str) -> str:
+    """A matrix may be left out only if every byte of it was compared."""
+    return advice if evidence is Evidence.PROVED or not advice else f"prove it first (--verify full, or a local copy); then {advice}"
 
 
 @rule(203, Severity.WARNING)
@@ -116,6 +126,7 @@ def by_design_copy(case: Case) -> Iterator[Problem]:
     """A layer for multi-token prediction or a drafter carries its own copy of embedding or head.
 
     What it does: recognises copies under such a layer's name.
+    Programs of one export that each hold a matrix (encoder, decoder, decoder with past) are counted together.
     Why is this worth knowing: the bytes repeat, but readers of the format ask for these names.
     """
     for edition_case in case.judged:
@@ -139,15 +150,32 @@ def by_design_copy(case: Case) -> Iterator[Problem]:
                 tensors=tuple(place(tensor) for tensor in (*firsts, *repeated)),
                 evidence=weakest,
             )
+    if case.across:
+        told = listed((_across(pair) for pair in case.across), 6)
+        yield Problem(
+            message=f"{told}; each file is a program that runs without the others",
+            tensors=tuple(place(tensor) for pair in case.across for both in pair.pairs[:5] for tensor in both)[:50],
+            evidence=case.across[0].evidence,
+        )
+    alike: dict[tuple[str, str, str], list[tuple[Matrix, Matrix, Relation]]] = {}
     for situation in speaking(case, "by-design-copy"):
-        first_end, second_end = situation.holder, situation.second
-        if first_end and second_end and situation.relation:
-            yield Problem(
-                message=f"{second_end.name} repeats {first_end.name}, as this format of a training run does "
-                f"({exactly(second_end.nbytes)}; {situation.group.source})",
-                tensors=places(first_end, second_end),
-                evidence=situation.relation.evidence,
-            )
+        if situation.holder and situation.second and situation.relation:
+            key = (situation.holder.name, situation.second.name, situation.group.source)
+            alike.setdefault(key, []).append((situation.holder, situation.second, situation.relation))
+    for (kept, copy, source), found in alike.items():  # once for all ranks of a run
+        ranks = f" on each of {len(found):,} ranks" if len(found) > 1 else ""
+        yield Problem(
+            message=f"{copy} repeats {kept}{ranks}, as this format of a training run does "
+            f"({exactly(sum(second.nbytes for _, second, _ in found))}; {source})",
+            tensors=tuple(one for first, second, _ in found for one in places(first, second))[:50],
+            evidence=weakest_of(relation.evidence for _, _, relation in found),
+        )
+
+
+def _across(pair: Across) -> str:
+    count = len(pair.pairs)
+    nbytes = sum(second.nbytes for _, second in pair.pairs)
+    return f"{pair.second.name} repeats {count:,} matri{'x' if count == 1 else 'ces'} of {pair.first.name} ({exactly(nbytes)})"
 
 
 @rule(205, Severity.NOTE)

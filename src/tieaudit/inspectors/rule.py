@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from ..adapters import AdapterConfig, AdapterEnd, Copy
 from ..checkpoint import Checkpoint, Edition, TensorRecord
 from ..checkpoint import Problem as Fault
 from ..claim import Claim, TieGroup
@@ -18,6 +19,7 @@ from ..copies import Scan
 from ..kinds import Evidence, Relation
 from ..names import Matrix, StoredNames
 from ..report import Finding, Severity, TensorPlace
+from ..skiplists import Plan
 
 Waste = tuple[str, str, int]
 """(file, what, bytes): bytes that could be left out. Two problems that name the same (file, what) waste them once."""
@@ -72,6 +74,40 @@ class EditionCase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndCase:
+    """One end that an adapter touches, against the base. `tied`: the base takes one matrix for it and for `partners`; None if nobody
+    says. `base`: the base's matrix for it, `against_base` how each copy relates to that; `rows`: what the base's config says."""
+
+    end: AdapterEnd
+    tied: bool | None = None
+    partners: tuple[str, ...] = ()
+    base: Matrix | None = None
+    against_base: tuple[tuple[Copy, TensorRecord, Relation], ...] = ()
+    rows: tuple[int, str] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterCase:
+    """An adapter and what is known of its base. `base` is the base's name, `read` says that its config was read; `source` why it
+    ties or not, as a clause, and `state` its own embedding and head. `equal`: copies in the adapter with the same bytes, the one to keep
+    first. `shown`: the adapter alone shows that its base is tied. `differing`: names of
+    its matrices that were compared and differ. `trouble`: why a base that its file names could not be read."""
+
+    edition: Edition
+    config: AdapterConfig | None = None
+    base: str = ""
+    read: bool = False
+    source: str = ""
+    state: TieState | None = None
+    base_edition: EditionCase | None = None
+    ends: tuple[EndCase, ...] = ()
+    equal: tuple[tuple[tuple[tuple[EndCase, Copy | None, TensorRecord], ...], Evidence], ...] = ()
+    shown: bool = False
+    differing: frozenset[tuple[str, str]] = frozenset()
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """All that rules may look at. Nothing in it reads a file. `faults`: what breaks a format, in all files; `unread`: what a
     server did not give, with the reason."""
@@ -82,8 +118,11 @@ class Case:
     faults: tuple[Fault, ...] = ()
     min_waste: int = 1024
     format_pairs: tuple[FormatPair, ...] = ()
+    across: tuple[Across, ...] = ()
     vocabulary: Vocabulary | None = None
     unread: tuple[tuple[str, str], ...] = ()
+    quantization: Plan | None = None
+    adapters: tuple[AdapterCase, ...] = ()
 
     @property
     def judged(self) -> Iterator[EditionCase]:
@@ -103,6 +142,16 @@ class FormatPair:
     evidence: Evidence = Evidence.SAMPLED
     unread: tuple[tuple[str, str], ...] = ()
     left: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Across:
+    """Matrices that the program `second` repeats of the program `first`: two files of one export, each of which runs alone."""
+
+    first: Edition
+    second: Edition
+    pairs: tuple[tuple[TensorRecord, TensorRecord], ...]
+    evidence: Evidence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

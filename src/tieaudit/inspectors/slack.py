@@ -108,13 +108,20 @@ def training_state(case: Case) -> Iterator[Problem]:
     What it does: adds up the tensors of optimizers, in files of their own or beside the weights.
     Why is this worth knowing: Adam's two moments in FP32 take four times the bytes of BF16 weights.
     """
+    runs = [edition for edition in case.checkpoint.editions if edition.run]
     for edition in case.checkpoint.editions:
-        for file in edition.files:
-            state = [tensor for tensor in file.tensors if tensor.part == "optimizer" or (tensor.part and edition.kind == "training")]
-            nbytes = sum({(tensor.storage.ident): tensor.storage.nbytes for tensor in state}.values())
+        # a run has such files for each of its ranks: they are told together
+        groups: list[tuple[str, tuple[LoadedFile, ...]]] = [(file.name, (file,)) for file in edition.files]
+        if edition.run:
+            ranks = f" and {len(runs) - 1:,} more rank{'s' * (len(runs) > 2)}" if len(runs) > 1 else ""
+            groups = [(edition.name + ranks, tuple(file for run in runs for file in run.files))] if edition is runs[0] else []
+        for name, files in groups:
+            tensors = (tensor for file in files for tensor in file.tensors)
+            state = [tensor for tensor in tensors if tensor.part == "optimizer" or (tensor.part and edition.kind == "training")]
+            nbytes = sum({(tensor.file, tensor.storage.ident): tensor.storage.nbytes for tensor in state}.values())
             if nbytes >= max(1, case.min_waste):
                 yield Problem(
-                    message=f"{file.name}: {exactly(nbytes)} of optimizer state in {len(state):,} tensors",
+                    message=f"{name}: {exactly(nbytes)} of optimizer state in {len(state):,} tensors",
                     tensors=tuple(place(tensor) for tensor in state[:20]),
                     fix="leave it out of a release",
                 )

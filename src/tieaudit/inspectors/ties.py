@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..checkpoint import Wiring
+from ..checkpoint import TensorRecord, Wiring
 from ..kinds import Evidence, Kind, weakest
 from ..report import Severity
 from ..text import exactly, listed
-from .rule import Case, Problem, places, rule, wasted
+from .aliases import contradicted
+from .rule import Case, Problem, place, places, rule, wasted
 from .verdicts import Situation, lone_ends, speaking
 
 
@@ -43,7 +44,7 @@ def diverged_tie(case: Case) -> Iterator[Problem]:
     Why is this bad: transformers 4, SGLang and mlx-lm throw the second matrix away without a word, transformers 5 keeps both and
     warns. The trained head (or embedding) is lost for a part of the readers.
     Use instead: keep both and set `tie_word_embeddings` to false, or keep one on purpose. Neither side may be deleted unseen.
-    A warning if only the last rows (padding) differ.
+    A warning if only the last rows (padding) differ, a note in a graph (ONNX, OpenVINO, CTranslate2), which reads both as they are.
     """
     for situation in speaking(case, "diverged-tie"):
         # different matrices that transformers 4 never tied, under a flag that it does obey: ambiguous-flag, or no fault at all
@@ -168,6 +169,16 @@ def missing_embedding(case: Case) -> Iterator[Problem]:
                 fix="set the flag to true if it was trained as one matrix, else restore it",
             )
     yield from _lone(case, heads=False)
+    for file, _, lost in contradicted(case):
+        if lost:
+            yield Problem(
+                message=f"{file.name}: {listed(f'{alias} is noted as {kept}' for alias, kept in lost)}, and neither name is stored",
+                fix="restore it from the training run",
+            )
+
+
+def _shape(tensor: TensorRecord) -> str:
+    return " × ".join(f"{dim:,}" for dim in tensor.shape) or "a scalar"
 
 
 def _is_embedding(situation: Situation) -> bool:
@@ -204,9 +215,9 @@ def inverted_alias(case: Case) -> Iterator[Problem]:
 
 @rule(6, Severity.WARNING)
 def unwanted_alias(case: Case) -> Iterator[Problem]:
-    """Two names share one storage in the file, but the config says that they are separate.
+    """Two names are one in the file, but separate by the config or by their shapes.
 
-    What it does: compares the storages of torch files with the claim.
+    What it does: compares the storages of torch files with the claim, and DeepSpeed's notes on shared parameters with their shapes.
     Why is this bad: after loading, two Parameters share one memory; the next `save_pretrained` drops one name, and the reload
     starts with a random head.
     Use instead: set the flag to true, or clone one side before saving.
@@ -219,6 +230,17 @@ def unwanted_alias(case: Case) -> Iterator[Problem]:
             tensors=places(situation.holder, situation.second) if situation.holder and situation.second else (),
             fix="set the flag to true in config.json if they are meant to be one; else clone one before saving",
         )
+    for file, apart, _ in contradicted(case):
+        if apart:
+            yield Problem(
+                message=f"{file.name}: {listed(f'{alias.name} ({_shape(alias)})' for alias, _ in apart)} "
+                f"{'is' if len(apart) == 1 else 'are'} noted as {listed(dict.fromkeys(holder.name for _, holder in apart), 2)} "
+                f"({_shape(apart[0][1])}), whose shape is another: who follows the note overwrites what was trained",
+                tensors=tuple(place(alias) for alias, _ in apart[:50]),
+                severity=Severity.ERROR,
+                cause="DeepSpeed of spring 2023, which took every placeholder of ZeRO-3 for one tensor" if len(apart) > 1 else None,
+                fix="take these names out of shared_params before zero_to_fp32.py runs",
+            )
 
 
 @rule(7, Severity.WARNING)
@@ -289,7 +311,7 @@ def untied_but_equal(case: Case) -> Iterator[Problem]:
             f"as one matrix they would save {exactly(situation.second.nbytes)}",
             tensors=places(situation.holder, situation.second),
             evidence=situation.relation.evidence,
-            fix=f"if they are meant to be one: set the flag to true, then {name} can be left out",
+            fix=situation.group.advice or f"if they are meant to be one: set the flag to true, then {name} can be left out",
         )
 
 

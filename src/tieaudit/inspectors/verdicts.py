@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from ..checkpoint import Edition, Wiring
 from ..claim import TieGroup
-from ..kinds import Kind, Relation
+from ..kinds import QUANTISED_TWICE, Kind, Relation
 from ..names import Matrix
 from ..report import Severity
-from .rule import Case, EditionCase, TieState
+from .rule import Case, EditionCase, Pair, TieState
 
 
 class Stored(StrEnum):
@@ -35,6 +35,7 @@ class Stored(StrEnum):
     UNRELATED = "unrelated"
     ROWS_DIFFER = "rows differ"
     CONSTANT = "constant"
+    TWO_FORMS = "one side quantised"
     NOT_COMPARED = "not compared"
 
 
@@ -67,13 +68,19 @@ TABLE: dict[Stored, tuple[Verdict, Verdict, Verdict]] = {
     Stored.UNRELATED: (DIVERGED, OK, OK),
     Stored.ROWS_DIFFER: (OK, OK, OK),  # row-mismatch (claims.py) knows the family's own row counts
     Stored.CONSTANT: (OK, OK, OK),  # constant-tensor (duplicates.py)
+    Stored.TWO_FORMS: (Verdict("one-sided-quantization"), OK, OK),
     Stored.NOT_COMPARED: (OK, OK, OK),  # listed as not compared
 }
-# A graph reads each end as it is written there: no config can lose a matrix, and what repeats only wastes bytes.
-IN_GRAPHS: dict[Stored, tuple[Verdict, Verdict, Verdict]] = {
+# Readers of such a format take what is stored as it is: no config can lose a matrix, and what repeats only wastes bytes.
+IN_FORMATS: dict[Stored, tuple[Verdict, Verdict, Verdict]] = {
     Stored.TRANSPOSED: (Verdict("transposed-copy"),) * 3,
     Stored.SCALED: (Verdict("scaled-copy"),) * 3,
     Stored.PADDED: (OK, OK, OK),
+}
+# A graph also computes what was exported, whatever a config beside it says: the last norm may have been folded into the head.
+IN_GRAPHS: dict[Stored, tuple[Verdict, Verdict, Verdict]] = {
+    Stored.NEAR: (Verdict("diverged-tie", Severity.NOTE), OK, OK),
+    Stored.UNRELATED: (Verdict("diverged-tie", Severity.NOTE), OK, OK),
 }
 # A training run keeps copies in step: equal is what it promises.
 OF_RUNS: dict[Stored, tuple[Verdict, Verdict, Verdict]] = {
@@ -83,7 +90,12 @@ OF_RUNS: dict[Stored, tuple[Verdict, Verdict, Verdict]] = {
     Stored.NEAR: (Verdict("replica-drift"), OK, OK),
     Stored.UNRELATED: (Verdict("replica-drift"), OK, OK),
 }
-TABLES = {Wiring.CONFIG: TABLE, Wiring.GRAPH: TABLE | IN_GRAPHS, Wiring.REPLICA: TABLE | OF_RUNS}
+TABLES = {
+    Wiring.CONFIG: TABLE,
+    Wiring.FORMAT: TABLE | IN_FORMATS,
+    Wiring.GRAPH: TABLE | IN_FORMATS | IN_GRAPHS,
+    Wiring.REPLICA: TABLE | OF_RUNS,
+}
 
 _BY_KIND = {
     Kind.SAME_STORAGE: Stored.ONE_STORAGE,
@@ -156,6 +168,17 @@ def lone_ends(case: Case) -> Iterator[tuple[EditionCase, str, bool]]:
                 yield edition_case, name, name == claim.head
 
 
+def _stored(pair: Pair) -> Stored:
+    """By the relation; but a quantised side that was not compared is no copy, and what differs by quantisation alone has not diverged."""
+    kind, one = pair.relation.kind, pair.relation.detail.startswith(QUANTISED_TWICE)
+    if pair.first.packed != pair.second.packed and (kind is Kind.NOT_COMPARED or (kind is Kind.NEAR and one)):
+        return Stored.TWO_FORMS
+    # two ends in two widths are what some quantisers give a tied model
+    if pair.first.packed and kind is Kind.NEAR and one:
+        return Stored.NOT_COMPARED
+    return _BY_KIND[kind]
+
+
 def _of_group(case: EditionCase, state: TieState) -> Iterator[Situation]:
     group, claim = state.group, case.claim
 
@@ -174,7 +197,7 @@ def _of_group(case: EditionCase, state: TieState) -> Iterator[Situation]:
         yield Situation(
             edition=case.edition,
             group=group,
-            stored=_BY_KIND[pair.relation.kind],
+            stored=_stored(pair),
             name=pair.second.name,
             tied=pair.tied,
             tied_v4=pair.tied_v4,

@@ -72,6 +72,10 @@ class TruncatedError(FormatError):
     """The bytes end before the pickle does: more of the file may help."""
 
 
+class BudgetError(FormatError):
+    """The pickle may be sound and is larger than what is read of one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Budget:
     """What one pickle may cost."""
@@ -130,6 +134,9 @@ class PickleMachine:
 
     def truncated(self, what: str) -> FormatError:
         return TruncatedError(self.file, f"pickle: {what} runs past the end", self._place())
+
+    def over_budget(self, what: str) -> FormatError:
+        return BudgetError(self.file, f"pickle: {what}", self._place())
 
     def _place(self) -> int | None:
         return None if self.file_offset is None else self.file_offset + self.pos

@@ -42,7 +42,7 @@ class PickleReader(PickleMachine):
     def load(self) -> object:
         """The root object; `pos` is then one past the STOP opcode. FormatError for everything that is wrong."""
         if len(self.data) > self.budget.nbytes:
-            raise self.error(f"{len(self.data):,} bytes, more than the {self.budget.nbytes:,} that are read")
+            raise self.over_budget(f"{len(self.data):,} bytes, more than the {self.budget.nbytes:,} that are read")
         try:
             return self._run()
         except IndexError:
@@ -123,5 +123,5 @@ class PickleReader(PickleMachine):
                 spent += self.spent
                 self.spent = 0
             if spent > limit:
-                raise self.error(f"its objects would take more than {limit >> 20} MiB")
-        raise self.error(f"more than {self.budget.opcodes:,} opcodes")
+                raise self.over_budget(f"its objects would take more than {limit >> 20} MiB")
+        raise self.over_budget(f"more than {self.budget.opcodes:,} opcodes")

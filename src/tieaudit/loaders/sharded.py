@@ -10,17 +10,18 @@ import codecs
 import json
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ..checkpoint import Checkpoint, Edition, LoadedFile, Problem, ShardIndex
 from ..errors import FormatError, ReadError, UnknownFormat
 from ..sources import Entry, Folder
-from . import ahead, sniff
+from . import ahead, sniff, training
 
 MAX_JSON = 64 << 20  # bytes; the index of 100,000 tensors has 10 MB
 INDEX = re.compile(r"\.index(\.\w+)?\.json$")  # a variant's word stands in the middle: model.safetensors.index.fp16.json
 SHARD = re.compile(r"^(?P<stem>.+?)[-_.](?P<number>\d{4,6})-of-(?P<count>\d{4,6})(?P<tail>\.[a-z]+)$")
+NUMBERED = re.compile(r"^(?P<stem>weights)\.\d{1,3}\.npz$")  # shards that MLX's first examples wrote; none says how many there are
 # files of a training run that are read for what they are, never judged as the model
 TRAINING = re.compile(
     r"^(optimizer|scheduler|scaler|training_args|rng_state|random_states|trainer_state|dcgan_optim)\b.*|.*_optim_states\.pt$"
@@ -32,9 +33,10 @@ EDITION = re.compile(
     r"(\.(fp16|fp32|bf16|ema|non_ema|int8|\d\d))*\.\w+$|^consolidated\b.*|^(model|pytorch_model|diffusion_pytorch_model)\.\w+-\d+-of-\d+\.\w+$"
 )
 # names that promise weights: there another kind of file is a fault; any other `.bin` may be a vocabulary
-WEIGHTS = re.compile(r"^(model|pytorch_model|diffusion_pytorch_model|consolidated|adapter_model)\b|.*\.safetensors$")
+WEIGHTS = re.compile(r"^(model|pytorch_model|diffusion_pytorch_model|consolidated|adapter_model)\b|.*\.(safetensors|gguf|onnx)$")
+MAX_REMOTE_GGUF = 2  # models of one repository; many hold ten or more quantisations of one
 OWNERS = (".onnx", ".xml")  # read first: files beside them may be theirs
-OTHER_SUFFIXES = (".gguf", ".onnx", ".h5", ".msgpack", ".npz", ".tflite")
+OTHER_SUFFIXES = (".h5", ".tflite")
 MAX_SHARDS = 100_000  # that are looked for by name; a name can say -of-999999
 PREFERENCE = (  # transformers/modeling_utils.py, _get_resolved_checkpoint_files
     "model.safetensors",
@@ -96,13 +98,19 @@ def _never(*_: object) -> None:
 def load(folder: Folder, target: str, only: str | None = None, progress: Progress = _never, beside: Iterable[str] = ()) -> Checkpoint:
     """Everything in the folder, or only the file (or index) `only` of it. `beside`: other files that will be read later."""
     entries = folder.entries() if only is None else [folder.entry(only)]
-    weights = [entry for entry in entries if _candidate(entry, only)]
+    runs = training.editions(folder, entries) if only in (None, training.METADATA) else training.Found(folder)
+    entries = [entry for entry in entries if entry.name not in runs.taken]
+    known = {entry.name for entry in entries}
+    weights = [entry for entry in entries if _candidate(entry, only) and (only is not None or _worth_opening(entry.name, known, folder))]
+    left = _further_ggufs(weights) if folder.remote else {}
+    weights = [entry for entry in weights if entry.name not in left]
     names = [entry.name for entry in weights]
+    listed = [entry for entry in entries if INDEX.search(entry.name) and (only is not None or not _between_weights(entry.name, folder))]
     if folder.remote:
-        ahead.fetch(folder, weights, [entry for entry in entries if INDEX.search(entry.name)], beside)
+        ahead.fetch(folder, weights, listed, beside)
     reader = _Reader(folder, progress, len(names))
-    editions: list[Edition] = []
-    indexes = [index for entry in entries if INDEX.search(entry.name) and (index := reader.index(entry.name))]
+    editions: list[Edition] = list(runs.editions)
+    indexes = [index for entry in listed if (index := reader.index(entry.name))]
     taken = {file for index in indexes for file in index.weight_map.values()}
     for index in indexes:
         editions.append(_indexed(reader, index, [name for name in names if name not in taken]))
@@ -116,9 +124,9 @@ def load(folder: Folder, target: str, only: str | None = None, progress: Progres
     return Checkpoint(
         target=target,
         editions=tuple(editions),
-        unreadable=tuple(reader.unreadable),
-        unread=tuple(reader.unread),
-        elsewhere=(*reader.other, *(_elsewhere(folder, entries) if only is None else ())),
+        unreadable=(*runs.unreadable, *reader.unreadable),
+        unread=(*runs.unread, *reader.unread),
+        elsewhere=(*runs.notes, *reader.other, *left.items(), *(_elsewhere(folder, entries, runs.folders) if only is None else ())),
     )
 
 
@@ -152,6 +160,24 @@ def _candidate(entry: Entry, only: str | None) -> bool:
     return only is not None or (entry.name.endswith(sniff.SUFFIXES) and not entry.name.startswith("._"))
 
 
+def _worth_opening(name: str, known: Collection[str], folder: Folder) -> bool:
+    """False for XML of other kinds, and for files whose headers lie between the weights and would cost a request each."""
+    if name.endswith(".xml"):
+        return name.removesuffix(".xml") + ".bin" in known or posixpath.basename(name).startswith("openvino_")
+    return not _between_weights(name, folder)
+
+
+def _further_ggufs(entries: Iterable[Entry]) -> dict[str, str]:
+    """{name: why it is left out} of the GGUF models of a repository beyond the first: each header holds the vocabulary again."""
+    groups = list(_groups(entry.name for entry in entries if entry.name.endswith(".gguf")).values())
+    why = f"the header of a GGUF has some MB, so only the first {MAX_REMOTE_GGUF} models are read: audit it by its name"
+    return {name: why for group in groups[MAX_REMOTE_GGUF:] for name in group}
+
+
+def _between_weights(name: str, folder: Folder) -> bool:
+    return folder.remote and re.search(r"\.msgpack(\.index\.json)?$", name) is not None
+
+
 def _indexed(reader: _Reader, index: ShardIndex, others: Sequence[str]) -> Edition:
     """The edition that an index describes. `others` are files that no index names."""
     name = index.file
@@ -163,6 +189,7 @@ def _indexed(reader: _Reader, index: ShardIndex, others: Sequence[str]) -> Editi
     return Edition(
         name=INDEX.sub(r"\1", name),
         format=files[0].format if files else "safetensors" if suffix == ".safetensors" else "torch",
+        kind="adapter" if ADAPTER.match(name) else "weights",
         files=files,
         index=index,
         strays=reader.read(strays),
@@ -180,6 +207,9 @@ def _index(name: str, content: object) -> ShardIndex:
         raise FormatError(name, "has no weight_map of tensor names to file names")
     metadata = content.get("metadata")
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
+    if name.endswith(".msgpack.index.json"):
+        # Flax's own names are paths: model/embed_tokens/embedding
+        weight_map = {tensor.replace("/", "."): file for tensor, file in weight_map.items()}
     # float: written so by some converters
     return ShardIndex(
         file=name,
@@ -196,13 +226,18 @@ def _groups(names: Iterable[str]) -> dict[str, list[str]]:
     groups: dict[str, list[str]] = {}
     for name in names:
         shard = SHARD.match(name)
-        key = f"{shard['stem']}{shard['tail']} in {int(shard['count'])} shards" if shard else name
+        part = NUMBERED.match(name)
+        key = f"{shard['stem']}{shard['tail']} in {int(shard['count'])} shards" if shard else part["stem"] + ".npz" if part else name
         groups.setdefault(key, []).append(name)
     return groups
 
 
 def _plain(reader: _Reader, name: str, group: list[str], *, alone: bool) -> Edition:
     files = reader.read(group)
+    if len(files) > 1 and files[0].format == "gguf":
+        from . import gguf
+
+        files = gguf.joined(files)
     kind = "training" if TRAINING.match(name) else "adapter" if ADAPTER.match(name) else "weights"
     missing: tuple[str, ...] = ()
     shard = SHARD.match(group[0])
@@ -226,6 +261,7 @@ def _plain(reader: _Reader, name: str, group: list[str], *, alone: bool) -> Edit
         whole=len(files) == len(group)
         and not missing
         and not (shard and alone and int(shard["count"]) > 1)
+        and not NUMBERED.match(group[0])
         and not any(file.problems or file.unread for file in files),
     )
 
@@ -236,14 +272,18 @@ def _rank(edition: Edition) -> tuple[int, int, str]:
     return (0 if edition.kind == "weights" else 1, place, name)
 
 
-def _elsewhere(folder: Folder, entries: Sequence[Entry]) -> Iterable[tuple[str, str]]:
+def _elsewhere(folder: Folder, entries: Sequence[Entry], read: Collection[str]) -> Iterable[tuple[str, str]]:
     """Weights that are seen and not opened: other formats, and sub-folders (`original/`, parts), each a target of its own."""
     for entry in entries:
         if entry.name.endswith(OTHER_SUFFIXES):
             yield (entry.name, f"{entry.name.rsplit('.', 1)[-1]} files are not read by this version")
+        elif _between_weights(entry.name, folder) and not entry.name.endswith(".json"):
+            yield (entry.name, "its headers lie between the weights, a request each: audit it by its own name, or a local copy")
     known = {entry.sha256 for entry in entries} - {""}
-    for sub in folder.subfolders():
-        inside = [entry for entry in folder.inside(sub) if entry.name.endswith((*sniff.SUFFIXES, *OTHER_SUFFIXES))]
+    for sub in (sub for sub in folder.subfolders() if sub not in read):
+        inside = [entry for entry in folder.inside(sub) if entry.name.endswith((*sniff.SUFFIXES, *OTHER_SUFFIXES, training.SUFFIX))]
+        beside = {entry.name for entry in inside}
+        inside = [entry for entry in inside if not entry.name.endswith(".xml") or _worth_opening(entry.name, beside, folder)]
         if inside:
             words = f"a folder of its own with {len(inside)} file{'s' * (len(inside) > 1)} of weights: audit it by its path"
             again = sum(entry.sha256 in known for entry in inside)

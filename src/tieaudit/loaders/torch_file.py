@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -17,6 +18,7 @@ from .torch_tensors import Fault, View
 
 MAX_PROBLEMS = 50  # of one file; a hostile pickle could name as many as tensors
 DANGERS = ("", "unknown", "call")  # from harmless to worst
+FLAT_PARAMETER = re.compile(r"(?:^|[._])_?flat_param(?:_\d+)?$")
 BIG_ENDIAN_NOTE = "numbers are stored big-endian: values are compared as bytes only"
 
 
@@ -75,6 +77,8 @@ class TorchFile:
         for key in walk.repeated:
             self.problems.append(Problem(file=self.file, what=f"has a dict that sets the key {key!r} twice: the last one is loaded"))
         self._note_unread(walk)
+        if flat := flat_parameters(tensor.name for tensor in self.tensors if not tensor.part):
+            self.unread.append(flat)
 
     def _record(self, leaf: Leaf, name: str, part: str, storages: Mapping[str, Storage]) -> TensorRecord | Fault:
         view = leaf.view
@@ -103,6 +107,14 @@ class TorchFile:
         names = tuple(name for problem in rest for name in problem.tensors)
         what = f"has {len(rest):,} more faults of this kind"
         return (*self.problems[:MAX_PROBLEMS], Problem(file=self.file, what=what, tensors=names))
+
+
+def flat_parameters(names: Iterable[str]) -> str:
+    """What the flat parameters of FSDP hide, "" if there are none (torch/distributed/fsdp/_flat_param.py, FLAT_PARAM)."""
+    flat = [name for name in names if "flat_param" in name and FLAT_PARAMETER.search(name)]
+    if not flat:
+        return ""
+    return f"flat parameters of FSDP hide the names of the weights ({_some(flat)}): save a full state dict, or use use_orig_params=True"
 
 
 def _some(names: Iterable[str]) -> str:

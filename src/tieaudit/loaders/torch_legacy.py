@@ -38,8 +38,8 @@ def sniff(head: bytes) -> bool:
     return PICKLE_HEAD.match(head) is not None or _is_tar(head)
 
 
-def load(source: Source) -> LoadedFile:
-    """Read the pickles; of the storages three counts are read. FormatError if it is no torch file."""
+def load(source: Source, see: Callable[[object], None] | None = None) -> LoadedFile:
+    """Read the pickles; of the storages three counts are read. FormatError if it is no torch file. `see` is shown the unpickled root."""
     if _is_tar(source.read(0, min(source.nbytes, TAR_MAGIC_AT + len(TAR_MAGIC)))):
         raise FormatError(source.name, "is a tar as torch wrote before 0.2: re-save it with a newer torch", 0)
     found = TorchFile(source.name)
@@ -48,6 +48,8 @@ def load(source: Source) -> LoadedFile:
     try:
         _check_head(source, pickles)
         root = pickles.next(lambda value: _persistent(value, refs))
+        if see:
+            see(root)
         storages, end = _storages(source, found, pickles, refs)
         found.storages.extend(storages.values())
         if end < source.nbytes:

@@ -8,7 +8,7 @@ same key. The CRC-32 of each storage stands in the zip directory: two storages w
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ..checkpoint import LoadedFile, Problem, Storage
 from ..errors import FormatError, ReadError, UnknownFormat
@@ -31,8 +31,10 @@ def sniff(head: bytes) -> bool:
     return head.startswith(MAGIC)
 
 
-def load(source: Source) -> LoadedFile:
-    """Read directory and pickles; no storage is read. FormatError if it is no torch file or cannot be followed at all."""
+def load(source: Source, see: Callable[[object], None] | None = None) -> LoadedFile:
+    """Read directory and pickles; no storage is read. FormatError if it is no torch file or cannot be followed at all.
+
+    `see` is shown the unpickled root, of which only the tensors are kept."""
     directory = read_directory(source)
     root = _root(source.name, directory)
     members = {member.name.removeprefix(root): member for member in directory.members if member.name.startswith(root)}
@@ -40,18 +42,22 @@ def load(source: Source) -> LoadedFile:
     found.problems.extend(repeated_names(source.name, directory.members))
     torchscript = CONSTANTS in members
     try:
-        _read_members(ZipMembers(source, directory), members, found, torchscript=torchscript)
+        _read_members(ZipMembers(source, directory), members, found, see, torchscript=torchscript)
     except FormatError as error:
         found.give_up(error)
     return found.loaded(source, FORMAT_TORCHSCRIPT if torchscript else FORMAT)
 
 
-def _read_members(archive: ZipMembers, members: dict[str, Member], found: TorchFile, *, torchscript: bool) -> None:
+def _read_members(
+    archive: ZipMembers, members: dict[str, Member], found: TorchFile, see: Callable[[object], None] | None, *, torchscript: bool
+) -> None:
     pickles = [
         (folder, *_unpickle(archive, members[name], found, torchscript=torchscript))
         for name, folder in ((DATA, "data/"), (CONSTANTS, "constants/"))
         if name in members
     ]
+    if see and pickles:
+        see(pickles[0][1])
     _byteorder(archive, members, found)
     layout = lay_out(archive)
     found.problems.extend(layout.problems)

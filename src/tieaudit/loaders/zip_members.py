@@ -118,7 +118,7 @@ def lay_out(members: ZipMembers) -> Layout:
     """Where the bytes of every member begin."""
     directory, source = members.directory, members.source
     order = sorted(directory.members, key=lambda member: member.header)
-    following = [member.header for member in order[1:]] + [directory.offset]
+    following = [*(member.header for member in order[1:]), directory.offset][: len(order)]  # none for a zip without members
     layout = Layout()
     proven = []
     for member, limit in zip(order, following, strict=True):

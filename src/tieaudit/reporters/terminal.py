@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator
 
 from ..inspectors.registry import all_rules
+from ..kinds import QUANTISED_TWICE
 from ..report import Finding, Report, Severity, Skip, Tie
 from ..text import listed, printable, printable_words, quantity
 
@@ -81,21 +82,23 @@ def _ties(report: Report) -> Iterator[str]:
 def _names(tie: Tie) -> str:
     absent = [name for name in tie.aliases if name not in tie.stored]
     names = [printable(name) + (" (alias, not stored)" if name in absent and tie.claim == "tied" else "") for name in tie.aliases]
-    sign = _SIGN.get(tie.relation, "?") if tie.claim == "tied" or len(tie.stored) > 1 else "|"
+    alike = tie.relation == "near" and tie.detail.startswith(QUANTISED_TWICE)
+    sign = "≈" if alike else _SIGN.get(tie.relation, "?") if tie.claim == "tied" or len(tie.stored) > 1 else "|"
     return f"{printable(tie.canonical)}  {sign}  {listed(names, 3)}"
 
 
 def _block(tie: Tie, report: Report, several: bool) -> Iterator[str]:
     shape = " × ".join(f"{dim:,}" for dim in tie.shape)
     each = " each" if len(tie.stored) > 1 and tie.uniform and tie.relation != "same storage" else ""
-    size = f"   {shape} {tie.dtype}, {quantity(tie.nbytes)}{each}" if tie.shape else ""
-    share = (
-        f", {100 * tie.nbytes / report.totals.nbytes_unique:.1f} % of the whole" if tie.shape and report.totals.nbytes_unique > 0 else ""
-    )
+    bundle = f" in {tie.parts} tensors" if tie.parts > 1 else ""
+    told = bool(tie.shape or bundle)
+    size = f"   {f'{shape} {tie.dtype}'.lstrip()}, {quantity(tie.nbytes)}{bundle}{each}" if told else ""
+    share = f", {100 * tie.nbytes / report.totals.nbytes_unique:.1f} % of the whole" if told and report.totals.nbytes_unique > 0 else ""
     yield f"  {'tie':{LABEL}}{_names(tie)}{size}{share}"
     yield f"  {'claim':{LABEL}}{printable_words(tie.claim_source)}"
     where = f"{printable(tie.file)}: " if several else ""
-    detail = f", {printable_words(tie.detail)}" if tie.detail and tie.relation not in ("same storage", "equal") else ""
+    more = tie.detail.removeprefix(tie.summary).lstrip(": ")
+    detail = f", {printable_words(more)}" if more and tie.relation not in ("same storage", "equal") else ""
     yield f"  {'stored':{LABEL}}{where}{printable_words(tie.summary)}{detail}" + (f" ({tie.evidence})" if tie.evidence != "header" else "")
     if tie.saves_bytes:
         when = "if stored once" if tie.relation in ("equal", "equal after cast") else "here"

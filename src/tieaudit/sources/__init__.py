@@ -72,8 +72,8 @@ class Folder(Protocol):
     def entries(self) -> list[Entry]:
         """Files directly in the folder, by name."""
 
-    def subfolders(self) -> list[str]:
-        """Names of the folders directly below."""
+    def subfolders(self, below: str = "") -> list[str]:
+        """Names of the folders directly below, or directly in the sub-folder `below`; none if that cannot be listed."""
 
     def inside(self, subfolder: str) -> list[Entry]:
         """Files directly in a sub-folder, by name; none if it cannot be listed."""

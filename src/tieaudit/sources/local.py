@@ -44,16 +44,21 @@ class LocalFolder:
                 for count, item in enumerate(listing):
                     if count >= MAX_LISTED:
                         raise TargetError(str(self.root), f"holds more than {MAX_LISTED:,} names", "name the file itself")
-                    if not item.is_dir():
+                    if not _is_dir(item):
                         found.append(self.entry(item.name))
         except OSError as error:
             raise TargetError(str(self.root), f"cannot be listed: {error.strerror}", "check its permissions") from None
         return sorted(found, key=lambda entry: entry.name)
 
-    def subfolders(self) -> list[str]:
+    def subfolders(self, below: str = "") -> list[str]:
         """Names of the folders directly below, links and hidden ones left out."""
-        with os.scandir(self.root) as listing:
-            return sorted(item.name for item in listing if item.is_dir(follow_symlinks=False) and item.name[0] != ".")
+        try:
+            with os.scandir(self.root / below) as listing:
+                return sorted(item.name for item in listing if item.is_dir(follow_symlinks=False) and item.name[0] != ".")
+        except OSError:
+            if below:
+                return []
+            raise
 
     def inside(self, subfolder: str) -> list[Entry]:
         """Files directly in a sub-folder; none if it cannot be listed."""
@@ -175,6 +180,14 @@ class LocalSource:
         self.folder.meter.bytes_read += got
         if got != wanted:
             raise FormatError(self.name, f"gave {got:,} of {wanted:,} bytes: was it changed meanwhile?", offset)
+
+
+def _is_dir(item: os.DirEntry[str]) -> bool:
+    """False for a link that leads to itself, which is then a file that is refused."""
+    try:
+        return item.is_dir()
+    except OSError:
+        return False
 
 
 def _inside(path: str, folder: str) -> bool:

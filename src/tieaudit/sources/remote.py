@@ -59,8 +59,10 @@ class RemoteFolder:
     def entries(self) -> list[Entry]:
         return sorted((entry for name, entry in self.listing.items() if "/" not in name), key=lambda entry: entry.name)
 
-    def subfolders(self) -> list[str]:
-        return sorted({name.partition("/")[0] for name in self.listing if "/" in name and name[0] != "."})
+    def subfolders(self, below: str = "") -> list[str]:
+        stem = below + "/" if below else ""
+        inside = (name.removeprefix(stem) for name in self.listing if name.startswith(stem))
+        return sorted({name.partition("/")[0] for name in inside if "/" in name and name[0] != "."})
 
     def inside(self, subfolder: str) -> list[Entry]:
         stem = subfolder + "/"
