@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 from typing import Any
 
 from .checkpoint import Problem, TensorRecord
@@ -30,16 +31,20 @@ _EMBEDDINGS = frozenset(("embed_tokens", "wte", "word_embeddings", "tok_embeddin
 _HEADS = frozenset(("lm_head", "embed_out"))
 # of a layer, of a drafter, of another modality: not the ends of the text model
 _BESIDE = re.compile(r"\d+|(?:vision|visual|image|audio|talker|draft|mtp|nextn|eagle|medusa|t2u)\w*")
-# `prefix` of the tuners in peft/tuners/*/model.py (0.21.2), and of older ones
-_DELTA = re.compile(
-    r"(?:lora|ia3|vera|pvera|hada|lokr|oft|boft|randlora|fourierft|hra|vblora|bone|miss|shira|c3a|road|waveft|delora|gralora|hira|frod|"
-    r"osf|poly|unilora|glora|psoft|peanut|lily|deft|beft|adamss|tinylora|supertuning|shadow|trainable_tokens)_\w+"
-)
 _METHODS = {"lora": "LoRA", "ia3": "IA3", "hada": "LoHa", "lokr": "LoKr", "oft": "OFT", "boft": "BOFT", "vera": "VeRA", "hra": "HRA"}
 # tasks whose class has no output head over the vocabulary
 _HEADLESS = frozenset(("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS", "FEATURE_EXTRACTION"))
 # words that differ between a module's name in memory, as PEFT writes it, and the same on disk
 _MOVING = frozenset(("base_model", "model", "language_model", "transformer"))
+
+
+@cache
+def _delta() -> re.Pattern[str]:
+    """`prefix` of the tuners in peft/tuners/*/model.py (0.21.2), and of older ones. Compiled when an adapter is met."""
+    return re.compile(
+        r"(?:lora|ia3|vera|pvera|hada|lokr|oft|boft|randlora|fourierft|hra|vblora|bone|miss|shira|c3a|road|waveft|delora|gralora|hira|frod|"
+        r"osf|poly|unilora|glora|psoft|peanut|lily|deft|beft|adamss|tinylora|supertuning|shadow|trainable_tokens)_\w+"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +107,7 @@ class AdapterEnd:
     def method(self) -> str:
         """What is laid on the matrix, as people say it."""
         leaf = self.deltas[0].name.removesuffix(".weight").rsplit(".", 1)[-1] if self.deltas else ""
-        first = _DELTA.search(self.deltas[0].name) if self.deltas else None
+        first = _delta().search(self.deltas[0].name) if self.deltas else None
         word = (first[0] if first else leaf).split("_", 1)[0]
         magnitude = any("magnitude" in tensor.name for tensor in self.deltas)
         return "DoRA" if magnitude else _METHODS.get(word, word) if word else "trained tokens" if self.tokens else ""
@@ -212,7 +217,7 @@ def ends(tensors: Iterable[TensorRecord], heads: Iterable[str] = (), embeddings:
             copies.append((kind, tensor))
         elif any(word.startswith("trainable_tokens_delta") for word in rest):
             tokens.append(tensor)
-        elif _DELTA.fullmatch(rest[0]):
+        elif _delta().fullmatch(rest[0]):
             deltas.append(tensor)
     made = [
         AdapterEnd(
@@ -230,7 +235,7 @@ def ends(tensors: Iterable[TensorRecord], heads: Iterable[str] = (), embeddings:
 def _split(name: str, known: Mapping[str, bool]) -> tuple[str, list[str], bool] | None:
     """(module, what PEFT put behind its name, whether it is a head) if the tensor belongs to an end."""
     parts = name.split(".")
-    at = next((at for at, word in enumerate(parts) if at and (word in _MARKS or _DELTA.fullmatch(word))), None)
+    at = next((at for at, word in enumerate(parts) if at and (word in _MARKS or _delta().fullmatch(word))), None)
     if at is None:
         return None
     module, rest = parts[:at], parts[at:]

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from ...checkpoint import Edition, LoadedFile, Problem
 from ...errors import FormatError, ReadError
 from ...sources import Folder, Source
-from .. import torch_legacy, torch_zip
 from ..ahead import ONE_FILE, TAIL
 
 HEAD = 16  # bytes that tell a zip from a pickle
@@ -67,6 +66,9 @@ class Found:
 
 
 def _load(source: Source, see: Callable[[object], None]) -> LoadedFile:
+    # imported when the first such file is met, as in sniff.py
+    from .. import torch_legacy, torch_zip
+
     head = source.read(0, min(HEAD, source.nbytes))
     if torch_zip.sniff(head):
         return torch_zip.load(source, see)
