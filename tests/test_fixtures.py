@@ -65,7 +65,9 @@ EXPECTED = {
     "malformed-file": Fires(ERROR, 0, ("",)),
     "unsafe-pickle": Fires(WARNING, 0, ("",)),
 }
-RULES = [rule.name for rule in all_rules()]
+# a model in memory is no file: these are tested on real models in tests/live/
+LIVE = "TIE8"
+RULES = [rule.name for rule in all_rules() if not rule.code.startswith(LIVE)]
 
 
 @pytest.fixture(scope="module")

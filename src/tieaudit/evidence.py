@@ -12,7 +12,7 @@ from .checkpoint import Checkpoint, Edition, Problem, TensorRecord
 from .claim import Claim, TieGroup, of_edition
 from .config import Config
 from .errors import FormatError, ReadError
-from .inspectors.rule import Case, EditionCase, FormatPair, Pair, TieState
+from .inspectors.rule import Case, EditionCase, FormatPair, Pair, TieState, UntrainedRows, Vocabulary
 from .kinds import Evidence, Kind, Relation, Verify
 from .names import Matrix, StoredNames, plain
 from .relations import relate
@@ -54,8 +54,23 @@ class Gathering:
             min_waste=self.min_waste,
             format_pairs=tuple(self._format_pairs(data)),
             vocabulary=known,
+            untrained=tuple(self._untrained(editions, known, data)) if known and self.verify is not Verify.HEADERS else (),
             unread=tuple(unread),
         )
+
+    def _untrained(self, editions: Iterable[EditionCase], known: Vocabulary, data: TensorBytes) -> Iterator[UntrainedRows]:
+        padding = self.config.at("pad_token_id") if self.config else None
+        for edition_case in editions:
+            claim = edition_case.claim
+            matrix = edition_case.stored.find(claim.embedding, claim.other_names) if claim.embedding else None
+            if matrix is None or matrix.packed or not claim.exact:
+                continue
+            try:
+                found = vocabulary.untrained(matrix.main, known.added, padding, data)
+            except FormatError:
+                continue  # the scan for copies tells of what cannot be read
+            if found:
+                yield found
 
     def _sources(self) -> Iterator[tuple[str, Source]]:
         for name in dict.fromkeys(name for file in self.checkpoint.files for name in (file.name, *(data for data, _ in file.data))):

@@ -64,6 +64,14 @@ class EngineOutcome:
     version: str
     outcome: str
     silent: bool | None
+    name: str = ""
+    """As people write it, with the version if that decides. `leading`: it is named first where room is short."""
+    leading: bool = False
+    effect: str = "intact"
+    """What becomes of the model that is stored: intact, lost, random, error."""
+    mode: str = ""
+    """How it is known: run, or read in the program's source."""
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,10 @@ from functools import cache
 
 from ..errors import OptionError
 from ..report import Finding, ordered
-from . import claims, duplicates, files, shards, slack, ties
+from . import claims, duplicates, files, live, shards, slack, ties
 from .rule import Case, Rule
 
-FAMILIES = (ties, claims, duplicates, slack, shards, files)
+FAMILIES = (ties, claims, duplicates, slack, shards, files, live)
 
 
 @cache
