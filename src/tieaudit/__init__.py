@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from .errors import OptionError as OptionError
     from .errors import TargetError as TargetError
     from .errors import TieauditError as TieauditError
+    from .live.lightning import LightningTieCallback as LightningTieCallback
     from .live.module import assert_tied as assert_tied
     from .live.module import audit_module as audit_module
     from .live.snapshot import Snapshot as Snapshot
     from .live.snapshot import compare as compare
     from .live.snapshot import snapshot as snapshot
     from .live.state import audit_state_dict as audit_state_dict
+    from .live.trainer import TrainerTieCallback as TrainerTieCallback
     from .report import Finding as Finding
     from .report import Report as Report
     from .report import Severity as Severity
@@ -31,7 +33,9 @@ __all__ = ["BrokenTie", "Finding", "FormatError", "OptionError", "Report", "Seve
 _HOMES = {"audit": "stages", "Finding": "report", "Report": "report", "Severity": "report", "FormatError": "errors",
           "OptionError": "errors", "TargetError": "errors", "TieauditError": "errors", "BrokenTie": "errors",
           "assert_tied": "live.module", "audit_module": "live.module", "audit_state_dict": "live.state",
-          "Snapshot": "live.snapshot", "compare": "live.snapshot", "snapshot": "live.snapshot"}  # fmt: skip
+          "Snapshot": "live.snapshot", "compare": "live.snapshot", "snapshot": "live.snapshot",
+          # not in __all__: a star import would import transformers and Lightning
+          "LightningTieCallback": "live.lightning", "TrainerTieCallback": "live.trainer"}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -56,9 +56,9 @@ class LiveTie:
 
     `expected` says who asks for it, as a clause ("LlamaForCausalLM declares it", "an Embedding and a Linear of one shape", "the config
     ties them"); empty if nobody does and they only happen to share. `certain` is False where only shapes and values suggest it.
-    `declared`: `save_pretrained` knows the alias. `probe`: whether a value that was written through the first name was seen through the others; None if
-    it was not tried. `parts`: the names by Parameter, if there are several. `kept_apart` says who wants them to be separate, as a clause.
-    `apart_by`: who took them apart knowingly (an adapter's copy, quantisation), as a clause. `sampled`: values were compared by samples.
+    `declared`: `save_pretrained` knows the alias. `probe`: whether a value that was written through the first name was seen through the
+    others; None if it was not tried. `parts`: the names by Parameter, if there are several. `kept_apart` says who wants them to be
+    separate, as a clause. `apart_by`: who took them apart knowingly (an adapter's copy, quantisation), as a clause. `sampled`: values were compared by samples.
     """
 
     names: tuple[str, ...]
@@ -133,8 +133,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Live:
-    """One model in memory. `moment` says when it was looked at ("loaded by transformers 5.24.0", "before the save"). `resident` are bytes of
-    the process before and after loading, None if nothing was loaded. `won` says, for a tie of which the file holds several
+    """One model in memory. `moment` says when it was looked at ("loaded by transformers 5.24.0", "before the save"). `resident` are bytes
+    of the process before and after loading, None if nothing was loaded. `won` says, for a tie of which the file holds several
     matrices, which of them is in memory {name in memory: clause}; `answers` what became of the claims. `missing` and `unexpected` names
     are those that the load reported; `absent` are names that ties ask for and that are not there, with the reason."""
 
@@ -162,6 +162,12 @@ class Live:
         """Parameters if every storage is counted once; tied ones count once."""
         return sum({(name.parameter if name.storage is None else -1 - name.storage, name.offset, name.shape): _numel(name)
                     for name in self.names if not name.buffer}.values())  # fmt: skip
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parameters and buffers, each view of memory once."""
+        return sum({(name.parameter if name.storage is None else -1 - name.storage, name.offset, name.shape): name.nbytes
+                    for name in self.names}.values())  # fmt: skip
 
 
 def _numel(name: LiveName) -> int:

@@ -5,6 +5,7 @@
     │   ├── UnknownFormat  the first bytes are those of no format that is read here
     │   └── ReadError      the way to the bytes failed, not the file: something asked for was not checked, exit 2
     ├── TargetError    there is nothing that can be audited: one line, exit 2
+    │   └── MissingLibrary  something public needs a package that is not installed; an ImportError too
     ├── OptionError    an option has a value that nothing answers to: one line, exit 2
     └── BrokenTie      `assert_tied`: names in memory are not one Parameter; an AssertionError too
 
@@ -54,6 +55,10 @@ class TargetError(TieauditError):
 
     def __str__(self) -> str:
         return f"{self.target}: {self.what}" + (f" ({self.advice})" if self.advice else "")
+
+
+class MissingLibrary(TargetError, ImportError):
+    """What was asked for from Python stands on a package that is not installed."""
 
 
 class OptionError(TieauditError):

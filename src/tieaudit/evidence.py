@@ -42,7 +42,7 @@ class Gathering:
 
     def case(self, config_fault: Problem | None) -> Case:
         """All that the rules may look at; `config_fault` is what broke config.json, if anything."""
-        data = TensorBytes(dict(self._sources()), self._advanced(), self.folder)
+        data = self.reader()
         editions = tuple(self._edition(edition, data) for edition in self.checkpoint.editions)
         known, unread = vocabulary.largest(self.folder) if self.config else (None, [])
         faults = [*self.checkpoint.unreadable, *(problem for file in self.checkpoint.files for problem in file.problems)]
@@ -71,6 +71,10 @@ class Gathering:
                 continue  # the scan for copies tells of what cannot be read
             if found:
                 yield found
+
+    def reader(self) -> TensorBytes:
+        """Reads the tensors of all files."""
+        return TensorBytes(dict(self._sources()), self._advanced(), self.folder)
 
     def _sources(self) -> Iterator[tuple[str, Source]]:
         for name in dict.fromkeys(name for file in self.checkpoint.files for name in (file.name, *(data for data, _ in file.data))):

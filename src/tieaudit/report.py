@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from .alive import Live
 from .kinds import Evidence
 
 
@@ -158,6 +159,8 @@ class Report:
     """True if rules were left out by choice: silence then says only so much."""
     reason: str = ""
     """Why a healthy checkpoint is healthy, as a clause."""
+    live: Live | None = None
+    """The model in memory, if one was looked at."""
 
     @property
     def verdict(self) -> str:

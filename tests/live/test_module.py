@@ -96,6 +96,12 @@ class TestHandMade:
             assert report.findings == ()
             assert {tie.canonical.split(".")[0] == tie.aliases[0].split(".")[0] for tie in report.ties} == {True}
 
+    def test_a_copy_beside_a_whole_tie_is_no_second_suspicion(self) -> None:
+        """An embedding that has its head is not looked for in other Linears, such as the frozen head of a teacher."""
+        model = nn.ModuleDict({"net": Net(), "kept": nn.Linear(WIDTH, VOCAB, bias=False)})
+        model["kept"].weight.data.copy_(model["net"].embed.weight.data)
+        assert audit_module(model).findings == ()
+
     def test_layers_that_were_copied_or_shared_are_fine(self) -> None:
         encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 3)
         model = nn.ModuleDict({"net": Net(), "encoder": encoder, "again": encoder.layers[0]})

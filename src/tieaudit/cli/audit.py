@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -38,6 +39,8 @@ def _words(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]
 @click.option("--min-waste", type=click.IntRange(min=0), default=1024, show_default=True, metavar="BYTES",
               help="Repeats and slack below this are no findings.")  # fmt: skip
 @click.option("--engines", is_flag=True, help="What each engine makes of embedding and head, also where they agree.")
+@click.option("--load", is_flag=True, help="Load the model with transformers too, and compare what it shares in memory.")
+@click.option("--trust-remote-code", is_flag=True, help="With --load: run the code that lies beside the weights.")
 @click.option("--allow-partial", is_flag=True, help="Do not exit 2 because something could not be checked.")
 @click.option("--revision", metavar="REV", help="Branch, tag or commit of a Hub id.")
 @click.option("--subfolder", metavar="PATH", help="Folder or file inside the repository of a Hub id.")
@@ -57,6 +60,8 @@ def audit_command(
     fail_on: str,
     min_waste: int,
     engines: bool,
+    load: bool,
+    trust_remote_code: bool,
     allow_partial: bool,
     revision: str | None,
     subfolder: str | None,
@@ -81,9 +86,11 @@ def audit_command(
         matching((*select, *ignore), "--select or --ignore")
     except TieauditError as error:
         raise click.ClickException(str(error)) from None
+    jobs = 1 if load else jobs  # what is silenced while a model is loaded is silent in the whole process
     bar = Bar(sys.stderr if jobs == 1 else None)
-    run = partial(audit, verify=verify, select=select, ignore=ignore, min_waste=min_waste, progress=bar.show, revision=revision,
-                  subfolder=subfolder, offline=offline, timeout=timeout)  # fmt: skip
+    judge = _apart_from_stdout(audit) if load else audit
+    run = partial(judge, verify=verify, select=select, ignore=ignore, min_waste=min_waste, progress=bar.show, revision=revision,
+                  subfolder=subfolder, offline=offline, timeout=timeout, load=load, trust_remote_code=trust_remote_code)  # fmt: skip
     if not several:
         try:
             report = run(targets[0])
@@ -102,6 +109,16 @@ def audit_command(
     click.echo(_summed_up(done, form), nl=False, color=True)
     # 2 says that something was not answered, which is worse than a finding
     ctx.exit(max(_code(outcome.report, fail_on, allow_partial) for outcome in done))
+
+
+def _apart_from_stdout(audit: Callable[..., Report]) -> Callable[..., Report]:
+    """What code that lies beside the weights prints is not part of the report."""
+
+    def run(target: str, **options: Any) -> Report:
+        with contextlib.redirect_stdout(sys.stderr):
+            return audit(target, **options)
+
+    return run
 
 
 def _listed(path: str) -> list[str]:

@@ -58,6 +58,7 @@ def report(
         cost=Cost(seconds=round(seconds, 4)),
         filtered=bool(select or ignore),
         reason=_reason(live),
+        live=live,
     )
 
 

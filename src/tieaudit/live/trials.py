@@ -1,340 +1,196 @@
-"""This file holds what is tried on a model that ties its ends: logits = h · Eᵀ, one backward pass, one save and load.
+"""This file holds what is tried on a model: whether its logits are h · Eᵀ. One backward pass is in `backward.py`, one save and load in
+`roundtrip.py`.
 
 Each trial says what it saw. A trial that cannot be made (no head, a forward pass that needs images) says why and accuses nobody.
 """
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..alive import Trial, Tried
-from . import identity, twins
-from .compare import equal
+from . import twins
+from .backward import gradient
+from .compare import comparable
+from .passes import TOKENS, Ends, Seen, ends, factor, forward, tolerance
+from .roundtrip import round_trip
 
-TOKENS = 6
-ROUND_TRIP_NBYTES = 256 << 20  # a larger model is not written to disk: its small twin is
+__all__ = ["ends", "gradient", "logits", "round_trip"]
+
 CAPS = ("final_logit_softcapping", "logit_softcapping", "logits_soft_cap")
-SPREAD = 64  # columns of the logits that are compared, spread over the vocabulary: a whole row of float32 logits may have a megabyte
-
-
-class Ends(NamedTuple):
-    """The modules at both ends of a model and the names of their weights."""
-
-    embedding: Any
-    head: Any
-    embedding_name: str
-    head_name: str
-
-    @property
-    def tied(self) -> bool:
-        return self.embedding.weight is self.head.weight
-
-
-def ends(model: Any) -> Ends | None:
-    """None for a model without two plain ends."""
-    with contextlib.suppress(Exception):  # classes raise NotImplementedError, AttributeError and more
-        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-        if not all(isinstance(getattr(module, "weight", None), Tensor) and module.weight.dim() == 2 for module in (embedding, head)):
-            return None
-        modules = {id(module): name for name, module in model.named_modules()}
-        return Ends(embedding, head, modules[id(embedding)] + ".weight", modules[id(head)] + ".weight")
-    return None
-
-
-class _Seen:
-    """What passed through both ends in one forward pass."""
-
-    def __init__(self) -> None:
-        self.hidden: Tensor | None = None
-        self.logits: Tensor | None = None
-        self.embedded: Tensor | None = None
-        self.first: Tensor | None = None
+CHUNK = 1 << 22  # elements of the matrix that are multiplied at once in float32: it is never copied whole
 
 
 def logits(model: Any) -> Tried:
-    """Whether the head's output is the last hidden state times the tied matrix (plus bias), and by what it is scaled on the way out."""
+    """Whether the head's output is the last hidden state times the head's matrix (plus bias), row by row, and how it is scaled.
+
+    For tied ends that is the embedding's matrix.
+    """
     found = ends(model)
     if found is None:
-        return Tried(trial=Trial.LOGITS, held=None, words="the model has no two plain ends")
-    names = (found.embedding_name, found.head_name)
-    if not found.tied:
-        return Tried(trial=Trial.LOGITS, held=None, words="the ends are two Parameters", names=names)
-    seen = _Seen()
+        return _told(None, "the model has no two plain ends")
+    if not comparable(found.head.weight):
+        return _told(None, f"{found.head_name} is {_kind(found.head.weight)}", found)
     try:
-        ids, out = _forward(model, found, seen)
+        with torch.no_grad():
+            seen = forward(model, found)
     except Exception as error:  # noqa: BLE001  any class may raise anything
         return _head_alone(found, f"a forward pass needs more than token ids ({type(error).__name__})")
-    if seen.hidden is None or seen.logits is None:
-        return _head_alone(found, "the forward pass does not call the head")
-    matrix = found.embedding.weight.detach()
-    worst = _difference(seen.hidden, seen.logits, matrix, getattr(found.head, "bias", None))
-    bias = " + bias" if getattr(found.head, "bias", None) is not None else ""
-    if worst is None:
-        return Tried(trial=Trial.LOGITS, held=None, words="the logits are not finite", names=names)
-    if worst > _tolerance(matrix.dtype):
-        words = (
-            f"the head's output is not h · Eᵀ{bias} with E = {found.embedding_name}: it differs by {worst:.2g} of the largest logit, "
-            f"though {found.head_name} is that Parameter"
-        )
-        return Tried(trial=Trial.LOGITS, held=False, words=words, names=names)
-    scales = [words for words in (_embedding_scale(ids, seen, matrix), _output_scale(model, seen, out)) if words]
-    words = f"logits = h · Eᵀ{bias} for {TOKENS} tokens, to {worst:.1g} of the largest" + "".join(f"; {scale}" for scale in scales)
-    return Tried(trial=Trial.LOGITS, held=True, words=words, names=names)
+    if seen.hidden is None or seen.headed is None:
+        return _without_head(found, seen)
+    off = _difference(seen.hidden, seen.headed, found)
+    if off is None:
+        return _told(None, "the head's output has another shape than h · Eᵀ", found)
+    if off.compared == 0:
+        return _told(None, "the logits are not finite numbers", found)
+    if off.worst > tolerance(found.head.weight.dtype):
+        return _told(False, _accused(found, off), found)
+    scales = (_embedding_scale(seen, found), _hidden_scale(seen), _output_scale(model, seen))
+    words = f"logits = {_formula(found)} ({len(seen.ids[0])} tokens, {_precisely(off)})"
+    return _told(True, "; ".join([words, *filter(None, scales)]), found)
+
+
+def _told(held: bool | None, words: str, found: Ends | None = None) -> Tried:
+    return Tried(trial=Trial.LOGITS, held=held, words=words, names=found.names if found else ())
+
+
+def _kind(weight: Tensor) -> str:
+    return "on the meta device" if weight.device.type == "meta" else f"a {type(weight).__name__}, no plain matrix"
+
+
+def _formula(found: Ends) -> str:
+    bias = " + bias" if isinstance(getattr(found.head, "bias", None), Tensor) else ""
+    return f"h · Eᵀ{bias}" if found.tied else f"h · Wᵀ{bias} with W = {found.head_name}"
+
+
+class _Off(NamedTuple):
+    """How far two results are apart: the largest difference as a part of the largest logit, the row where it is, and how many rows were
+    compared and were not, because they are not finite."""
+
+    worst: float
+    row: int
+    compared: int
+    left: int
+
+
+def _precisely(off: _Off) -> str:
+    rows = f"all {off.compared:,} rows" if not off.left else f"{off.compared:,} rows, {off.left:,} more hold NaN or infinity"
+    return f"{rows}, {'exactly' if off.worst == 0 else f'to {off.worst:.1g} of the largest'}"
+
+
+def _accused(found: Ends, off: _Off) -> str:
+    whose = f"{found.head_name} is that Parameter" if found.tied else "that is the head's matrix"
+    matrix = f" with E = {found.embedding_name}" if found.tied else ""
+    where = f"row {off.row:,} differs by {off.worst:.2g} of the largest logit"
+    return f"the head's output is not {_formula(found)}{matrix}, though {whose}: {where}"
+
+
+def _difference(hidden: Tensor, out: Tensor, found: Ends) -> _Off | None:
+    """`out` against hidden · matrixᵀ + bias; None if the shapes do not fit.
+
+    Shapes: hidden (…, H), matrix (V, H), out (…, up to V).
+    """
+    matrix, bias = found.head.weight.detach(), getattr(found.head, "bias", None)
+    if out.shape[-1] > matrix.shape[0] or hidden.shape[-1] != matrix.shape[1] or hidden.shape[:-1] != out.shape[:-1]:
+        return None
+    hidden, out = hidden.detach().flatten(0, -2), out.detach().flatten(0, -2)
+    size = max(1, CHUNK // matrix.shape[1])
+    largest, apart, row, compared = 0.0, 0.0, 0, 0
+    for begin in range(0, out.shape[-1], size):
+        part = slice(begin, min(begin + size, out.shape[-1]))
+        expected = _wide(hidden) @ _wide(matrix[part]).T
+        if isinstance(bias, Tensor):
+            expected += _wide(bias.detach()[part])
+        got = _wide(out[:, part])
+        # a row of NaN, or what float16 cannot hold, says nothing of the others
+        finite = torch.isfinite(expected).all(0) & torch.isfinite(got).all(0)
+        if not finite.any():
+            continue
+        compared += int(finite.sum())
+        largest = max(largest, float(expected[:, finite].abs().max()))
+        differences = (expected - got).abs().amax(0).nan_to_num(0, 0) * finite
+        if float(differences.max()) > apart:
+            apart, row = float(differences.max()), begin + int(differences.argmax())
+    return _Off(apart / max(largest, 1e-12), row, compared, out.shape[-1] - compared)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype is torch.float64 else tensor.float()
 
 
 def _head_alone(found: Ends, why: str) -> Tried:
     """The head on random states, where the whole model cannot be run."""
-    names = (found.embedding_name, found.head_name)
-    matrix = found.embedding.weight.detach()
+    matrix = found.head.weight.detach()
     with twins.seeded(), torch.no_grad():
-        hidden = torch.randn(1, TOKENS, matrix.shape[1]).to(matrix.dtype)
+        hidden = torch.randn(TOKENS, matrix.shape[1]).to(matrix)
         try:
             out = found.head(hidden)
         except Exception as error:  # noqa: BLE001
-            return Tried(trial=Trial.LOGITS, held=None, words=f"{why}, and the head alone raises {type(error).__name__}", names=names)
-    worst = _difference(hidden, out, matrix, getattr(found.head, "bias", None)) if isinstance(out, Tensor) else None
-    if worst is None:
-        return Tried(trial=Trial.LOGITS, held=None, words=why, names=names)
-    if worst > _tolerance(matrix.dtype):
-        words = f"{found.head_name}'s module does not give h · Eᵀ with E = {found.embedding_name}: it differs by {worst:.2g}"
-        return Tried(trial=Trial.LOGITS, held=False, words=words, names=names)
-    return Tried(trial=Trial.LOGITS, held=True, words=f"the head alone gives h · Eᵀ, to {worst:.1g} of the largest ({why})", names=names)
+            return _told(None, f"{why}, and the head alone raises {type(error).__name__}", found)
+    off = _difference(hidden, out, found) if isinstance(out, Tensor) else None
+    if off is None or off.compared == 0:
+        return _told(None, why, found)
+    if off.worst > tolerance(matrix.dtype):
+        return _told(False, _accused(found, off), found)
+    return _told(True, f"the head alone gives {_formula(found)} (random states, {_precisely(off)}): {why}", found)
 
 
-def _forward(model: Any, found: Ends, seen: _Seen) -> tuple[Tensor, Tensor | None]:
-    """(token ids, logits of the model). Raises what the model raises."""
-    vocabulary = found.embedding.weight.shape[0]
-    ids = torch.arange(TOKENS).unsqueeze(0) * 7 % max(1, vocabulary - 1)
-    hooks = [
-        found.head.register_forward_hook(_keep_head(seen)),
-        found.embedding.register_forward_hook(_keep_embedded(seen)),
-    ]
-    layers = next((module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module)), None)
-    if layers is not None:
-        hooks.append(layers[0].register_forward_pre_hook(_keep_first(seen), with_kwargs=True))
-    try:
-        with torch.no_grad(), twins.quiet():
-            extra = {"decoder_input_ids": ids} if getattr(model.config, "is_encoder_decoder", False) else {}
-            out = model(input_ids=ids, **extra)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return ids, getattr(out, "logits", None)
+def _without_head(found: Ends, seen: Seen) -> Tried:
+    """The logits of a model that does not call its head module (`F.linear(h, embedding.weight)`), up to a constant."""
+    why = f"the forward pass does not call the module of {found.head_name}"
+    if seen.last is None or seen.logits is None or seen.last.shape[-1] != found.head.weight.shape[1]:
+        return _told(None, why, found)
+    columns = torch.linspace(0, seen.logits.shape[-1] - 1, min(64, seen.logits.shape[-1])).long()
+    if seen.logits.shape[-1] > found.head.weight.shape[0] or not torch.isfinite(seen.logits[..., columns]).all():
+        return _told(None, why, found)
+    product = seen.last.float() @ found.head.weight.detach()[columns].float().T
+    c = factor(product, seen.logits[..., columns])
+    if c is None:
+        return _told(None, f"{why}, and its logits are no multiple of {_formula(found)}", found)
+    times = "" if abs(c - 1) < 1e-2 else f"{c:.6g} · "
+    return _told(True, f"logits = {times}{_formula(found)} ({len(seen.ids[0])} tokens, {len(columns)} rows): {why}", found)
 
 
-def _keep_head(seen: _Seen) -> Callable[..., None]:
-    def keep(_module: Any, args: tuple[Any, ...], out: Any) -> None:
-        if seen.hidden is None and args and isinstance(args[0], Tensor) and isinstance(out, Tensor):
-            seen.hidden, seen.logits = args[0].detach(), out.detach()
-
-    return keep
-
-
-def _keep_embedded(seen: _Seen) -> Callable[..., None]:
-    def keep(_module: Any, _args: tuple[Any, ...], out: Any) -> None:
-        if seen.embedded is None and isinstance(out, Tensor):
-            seen.embedded = out.detach()
-
-    return keep
-
-
-def _keep_first(seen: _Seen) -> Callable[..., None]:
-    def keep(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        value = args[0] if args else kwargs.get("hidden_states")
-        if seen.first is None and isinstance(value, Tensor):
-            seen.first = value.detach()
-
-    return keep
-
-
-def _difference(hidden: Tensor, out: Tensor, matrix: Tensor, bias: Any) -> float | None:
-    """The largest difference between `out` and hidden · matrixᵀ + bias over some columns, over the largest logit; None if not finite.
-
-    Shapes: hidden (…, H), matrix (V, H), out (…, V).
-    """
-    if out.shape[-1] > matrix.shape[0] or hidden.shape[-1] != matrix.shape[1]:
-        return None
-    columns = torch.linspace(0, out.shape[-1] - 1, min(SPREAD, out.shape[-1])).long()
-    expected = hidden.float() @ matrix[columns].float().T
-    if isinstance(bias, Tensor):
-        expected = expected + bias.detach()[columns].float()
-    got = out[..., columns].float()
-    if not (torch.isfinite(expected).all() and torch.isfinite(got).all()):
-        return None
-    largest = max(float(expected.abs().max()), 1e-12)
-    return float((expected - got).abs().max()) / largest
-
-
-def _tolerance(dtype: torch.dtype) -> float:
-    """A matrix product of some thousand terms, rounded once to the dtype."""
-    return {torch.float32: 1e-4, torch.float64: 1e-6, torch.float16: 1e-2}.get(dtype, 3e-2)
-
-
-def _embedding_scale(ids: Tensor, seen: _Seen, matrix: Tensor) -> str:
-    """Words on the factor between a row of E and what the first layer gets, if there is one for all."""
-    rows = matrix[ids[0]].float()
-    for state in (seen.embedded, seen.first):
-        if state is not None and state.shape[-2:] == rows.shape[-2:]:
-            factor = _factor(rows, state.reshape(-1, *rows.shape)[0].float())
-            if factor is not None and abs(factor - 1) > 1e-3:
-                root = f" = √{matrix.shape[1]}" if abs(factor**2 / matrix.shape[1] - 1) < 0.02 else ""
-                return f"embeddings are scaled by {factor:.6g}{root}"
+def _embedding_scale(seen: Seen, found: Ends) -> str:
+    """Words on the factor between a row of the embedding and what the first layer gets, if there is one for all."""
+    rows = found.embedding.weight.detach()[seen.ids[0]].float()
+    for state in _present(seen.embedded, seen.first):
+        if state.shape[-2:] == rows.shape[-2:]:
+            c = factor(rows, state.reshape(-1, *rows.shape)[0].float())
+            if c is not None and abs(c - 1) > 1e-3:
+                width = rows.shape[1]
+                root = f" = √{width}" if abs(c**2 / width - 1) < 0.02 else ""
+                return f"embeddings are scaled by {c:.6g}{root}"
     return ""
 
 
-def _output_scale(model: Any, seen: _Seen, out: Tensor | None) -> str:
+def _present(*states: Tensor | None) -> Iterator[Tensor]:
+    yield from (state for state in states if state is not None)
+
+
+def _hidden_scale(seen: Seen) -> str:
+    """Words on the factor between the last hidden state and what the head gets."""
+    if seen.last is None or seen.hidden is None or seen.last.shape != seen.hidden.shape:
+        return ""
+    c = factor(seen.last.float(), seen.hidden.float())
+    return f"h is the last hidden state times {c:.6g}" if c is not None and abs(c - 1) > 1e-2 else ""
+
+
+def _output_scale(model: Any, seen: Seen) -> str:
     """Words on what becomes of the head's output on its way to the model's logits."""
-    if out is None or seen.logits is None or out.shape != seen.logits.shape:
+    if seen.logits is None or seen.headed is None or seen.logits.shape != seen.headed.shape:
         return ""
-    before, after = seen.logits.float(), out.detach().float()
-    if torch.allclose(before, after, rtol=1e-3, atol=1e-6):
+    before, after = seen.headed.float(), seen.logits.float()
+    if torch.allclose(before, after, rtol=1e-3, atol=1e-6, equal_nan=True):
         return ""
-    factor = _factor(before, after)
-    if factor is not None:
-        return f"the logits are scaled by {factor:.6g}"
     for section in (model.config, getattr(model.config, "text_config", None)):
         for key in CAPS:
             cap = getattr(section, key, None)
             if isinstance(cap, (int, float)) and cap and torch.allclose(cap * torch.tanh(before / cap), after, rtol=1e-2, atol=1e-4):
-                return f"the logits are capped at {cap:g} ({key})"
-    return "the model changes them further"
-
-
-def _factor(before: Tensor, after: Tensor) -> float | None:
-    """c with after = c · before; None if there is none."""
-    before, after = before.double().flatten(), after.double().flatten()
-    square = float(before @ before)
-    if before.shape != after.shape or square == 0:
-        return None
-    c = float(before @ after) / square
-    return c if torch.allclose(c * before, after, rtol=2e-2, atol=2e-2 * float(after.abs().max())) and c != 0 else None
-
-
-def gradient(model: Any) -> Tried:
-    """Whether the gradient of the tied matrix is the sum of its two uses: g_tied = g_in + g_out, the latter two of an untied copy.
-
-    `model` is run forward and backward; its gradients are put back as they were.
-    """
-    found = ends(model)
-    if found is None or not found.tied:
-        return Tried(trial=Trial.GRADIENT, held=None, words="the model has no tied ends")
-    names = (found.embedding_name, found.head_name)
-    if not found.embedding.weight.requires_grad:
-        return Tried(trial=Trial.GRADIENT, held=None, words="the tied matrix is frozen", names=names)
-    try:
-        twin = twins.untied(model)
-        apart = ends(twin)
-        if apart is None or apart.tied:
-            return Tried(trial=Trial.GRADIENT, held=None, words="the ends cannot be taken apart", names=names)
-        (together,) = _gradients(model, found.embedding.weight)
-        first, second = _gradients(twin, apart.embedding.weight, apart.head.weight)
-    except Exception as error:  # noqa: BLE001  any class may raise anything
-        return Tried(trial=Trial.GRADIENT, held=None, words=f"a backward pass cannot be made ({type(error).__name__})", names=names)
-    expected = first + second
-    largest = max(float(expected.abs().max()), 1e-30)
-    worst = float((together - expected).abs().max()) / largest
-    if worst <= _tolerance(found.embedding.weight.dtype):
-        words = f"one backward pass adds up both uses once: g = g_in + g_out, to {worst:.1g} of the largest"
-        return Tried(trial=Trial.GRADIENT, held=True, words=words, names=names)
-    factor = _factor(expected, together)
-    seen = (
-        f"{factor:.3g} times the sum of its two uses"
-        if factor is not None
-        else "only that of the embedding"
-        if _close(together, first)
-        else "only that of the head"
-        if _close(together, second)
-        else f"off by {worst:.2g} of the largest"
-    )
-    words = f"the gradient of {names[0]} is not g_in + g_out of its uses as embedding and as head: it is {seen}"
-    return Tried(trial=Trial.GRADIENT, held=False, words=words, names=names)
-
-
-def _close(a: Tensor, b: Tensor) -> bool:
-    return torch.allclose(a, b, rtol=1e-3, atol=1e-4 * float(b.abs().max()))
-
-
-def _gradients(model: Any, *weights: Tensor) -> list[Tensor]:
-    """The gradients of the weights by one loss, in float32; what `.grad` held before is put back, and the mode as well."""
-    kept = [(parameter, parameter.grad) for parameter in model.parameters()]
-    training = model.training
-    try:
-        for parameter, _ in kept:
-            parameter.grad = None
-        model.eval()  # dropout would make two different losses
-        with torch.enable_grad(), twins.quiet():
-            ids = torch.arange(TOKENS).unsqueeze(0) * 7 % max(1, weights[0].shape[0] - 1)
-            extra = {"decoder_input_ids": ids} if getattr(model.config, "is_encoder_decoder", False) else {}
-            out = model(input_ids=ids, **extra).logits.float()
-            weight = torch.linspace(-1, 1, out.shape[-1])
-            # a plain sum would leave nothing of a head behind a softmax
-            ((out * weight).sum() + (out * out).mean()).backward()
-        return [(weight.grad if weight.grad is not None else torch.zeros_like(weight)).detach().float().clone() for weight in weights]
-    finally:
-        for parameter, grad in kept:
-            parameter.grad = grad
-        model.train(training)
-
-
-def round_trip(model: Any) -> Tried:
-    """Whether `save_pretrained` and `from_pretrained` give back the ties and, bit for bit, the values."""
-    folder = tempfile.TemporaryDirectory(prefix="tieaudit-")
-    try:
-        with twins.quiet():
-            model.save_pretrained(folder.name)
-            loaded, info = type(model).from_pretrained(folder.name, dtype=model.dtype, output_loading_info=True)
-    except Exception as error:  # noqa: BLE001  any class may raise anything
-        return Tried(trial=Trial.ROUND_TRIP, held=None, words=f"it cannot be made: {type(error).__name__}: {str(error)[:120]}")
-    else:
-        return _came_back(model, loaded, info)
-    finally:
-        with contextlib.suppress(OSError):
-            folder.cleanup()
-
-
-def _came_back(model: Any, loaded: Any, info: dict[str, Any]) -> Tried:
-    before, after = identity.collect(model), identity.collect(loaded)
-    stored = {name.name for name in before.names if name.stored}
-    gone = sorted(stored - after.tensors.keys())
-    random = sorted(stored & set(info.get("missing_keys", ())))
-    known = {name.name: name for name in after.names}
-    parted = [names for names in identity_groups(before) if len({known[name].parameter for name in names if name in known}) > 1]
-    first = {name.name: name for name in before.names}
-    joined = [names for names in identity_groups(after) if len({first[name].parameter for name in names if name in first}) > 1]
-    changed = [
-        name
-        for name in sorted(stored & after.tensors.keys())
-        if name not in random and not _same(before.tensors[name], after.tensors[name])
-    ]
-    lost = [
-        (random, "starts with random values"),
-        ([name for names in parted for name in names[:2]], "are one Parameter before and several after"),
-        (changed, "comes back with other values"),
-        (gone, "is not there any more"),
-        ([name for names in joined for name in names[:2]], "are several Parameters before and one after"),
-    ]
-    said = [f"{', '.join(names[:3])}{f' and {len(names) - 3:,} more' if len(names) > 3 else ''} {what}" for names, what in lost if names]
-    names = tuple(dict.fromkeys(name for group, _ in lost for name in group[:4]))
-    if said:
-        return Tried(trial=Trial.ROUND_TRIP, held=False, words="after save_pretrained and a reload: " + "; ".join(said), names=names)
-    count = sum(1 for _ in identity_groups(before))
-    ties = f"{count} tie{'s' * (count != 1)}" if count else "no tie, as before,"
-    return Tried(trial=Trial.ROUND_TRIP, held=True, words=f"save_pretrained and a reload give back {ties} and all values")
-
-
-def identity_groups(found: identity.Found) -> Iterator[tuple[str, ...]]:
-    """Names of one Parameter, where there are several."""
-    groups: dict[int, list[str]] = {}
-    for name in found.names:
-        groups.setdefault(name.parameter, []).append(name.name)
-    yield from (tuple(names) for names in groups.values() if len(names) > 1)
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype and (a.is_meta or b.is_meta or a.numel() == 0 or equal(a.detach(), b.detach()))
+                return f"the logits are then capped at {cap:g} ({key})"
+    c = factor(before, after)
+    return f"the logits are then scaled by {c:.6g}" if c is not None else "the model changes them further"

@@ -6,7 +6,8 @@ import contextlib
 import copy
 import json
 import logging
-import warnings
+import random
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 from ..catalog.tiny import shrink
+from .hush import hushed
 
 SEED = 0
 # What must be dropped from the shrinking until a class can be built, as the catalog does; each is tried in turn.
@@ -38,35 +40,63 @@ def small(model: Any) -> nn.Module | None:
     for name in ("quantization_config", "dtype", "torch_dtype", "_name_or_path"):
         content.pop(name, None)
     for dropped in _DROPPED:
-        with quiet(), contextlib.suppress(Exception):  # a class may raise anything about a config that does not suit it
+        # a class may raise anything about a config that does not suit it
+        with quiet(), seeded(), contextlib.suppress(Exception):
             with torch.device("meta"):
                 tried = type(model)(type(config).from_dict(shrink(copy.deepcopy(content), dropped)))
             if sum(parameter.numel() for parameter in tried.parameters()) <= MAX_NUMEL:
-                with seeded():
-                    built: nn.Module = type(model)(type(config).from_dict(shrink(copy.deepcopy(content), dropped)))
-                    return built.float().eval()
+                built: nn.Module = type(model)(type(config).from_dict(shrink(copy.deepcopy(content), dropped)))
+                return built.float().eval()
     return None
 
 
 @contextlib.contextmanager
 def seeded() -> Iterator[None]:
     """Random numbers that are the same each time; the caller's go on as if nothing had happened."""
-    state = torch.random.get_rng_state()
+    state, python = torch.random.get_rng_state(), random.getstate()
     try:
-        torch.manual_seed(SEED)
+        torch.default_generator.manual_seed(SEED)  # torch.manual_seed would seed every device as well
         yield
     finally:
         torch.random.set_rng_state(state)
+        random.setstate(python)
 
 
-def untied(model: Any) -> Any:
-    """A copy of the model whose output head has a Parameter of its own, with the same values.
+@contextlib.contextmanager
+def offline() -> Iterator[None]:
+    """Nothing is fetched from the Hub: configs can name kernels, backbones and code of other repositories."""
+    # release 4 of transformers keeps a copy of the switch
+    wanted = (("huggingface_hub.constants", "HF_HUB_OFFLINE"), ("transformers.utils.hub", "_is_offline_mode"))
+    places = [(sys.modules[module], name) for module, name in wanted if hasattr(sys.modules.get(module), name)]
+    before = [getattr(*place) for place in places]
+    try:
+        for module, name in places:
+            setattr(module, name, True)
+        yield
+    finally:
+        for (module, name), value in zip(places, before, strict=True):
+            setattr(module, name, value)
+
+
+def copied(config: Any) -> Any:
+    """A config of its own: some classes write into theirs while they are built."""
+    return copy.deepcopy(config)
+
+
+def wide(model: Any) -> Any:
+    """A copy of the model in float32 that trains all its parameters."""
+    with quiet():
+        return copy.deepcopy(model).float().requires_grad_(requires_grad=True)
+
+
+def untied(model: Any, *, moved: float = 0.0) -> Any:
+    """A copy of the model whose output head has a Parameter of its own, with the same values, or with all of them `moved` by so much.
 
     Hooks on Parameters are not copied (`copy.deepcopy` of a Parameter drops them), so what a hook does to a gradient shows as a difference.
     """
     twin: Any = copy.deepcopy(model)
     head = twin.get_output_embeddings()
-    head.weight = nn.Parameter(head.weight.detach().clone())
+    head.weight = nn.Parameter(head.weight.detach() + moved)
     return twin
 
 
@@ -79,8 +109,7 @@ def quiet() -> Iterator[None]:
     transformers.logging.set_verbosity(logging.CRITICAL)
     transformers.logging.disable_progress_bar()
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with hushed():  # optional kernels that are not there
             yield
     finally:
         transformers.logging.set_verbosity(verbosity)

@@ -31,7 +31,14 @@ def render(report: Report, width: int | None = None, paint: Paint = lambda text,
     where they agree."""
     lines: list[str] = []
     marks: dict[str, tuple[str, str]] = {}
-    for block in ([_headline(report)], _ties(report, engines), _findings(report, marks), _skips(report), [_footer(report)]):
+    for block in (
+        [_headline(report)],
+        _ties(report, engines),
+        _loaded(report),
+        _findings(report, marks),
+        _skips(report),
+        [_footer(report)],
+    ):
         part = list(block)
         if part:
             lines += [*([""] if lines else []), *part]
@@ -122,6 +129,35 @@ def _engines(tie: Tie, every: bool) -> Iterator[str]:
     for number, (name, does) in enumerate(rows):
         label = "" if number else "engines"
         yield f"  {label:{LABEL}}{name:{width}}  {does}"
+
+
+def _loaded(report: Report) -> Iterator[str]:
+    """What transformers made of the file, and what became of the claims."""
+    live = report.live
+    if live is None or live.resident is None:
+        return
+    counted = f" ({live.counted:,} if every name is counted)" if live.counted != live.unique else ""
+    what = f"{printable(live.model)} {printable_words(live.moment.removeprefix('loaded '))}: {live.unique:,} parameters{counted}"
+    yield f"  {'loaded':{LABEL}}{what}, {quantity(live.nbytes)} in memory"
+    lines = []
+    for answer in live.answers:
+        verdict = {True: "claim confirmed", False: "claim contradicted", None: "no claim"}[answer.held]
+        first, second = answer.pointers
+        where = f"both at {first:#x}" if first == second else f"at {first:#x} and {second:#x}"
+        lines.append(f"{verdict}: {' and '.join(map(printable, answer.names))} are {printable_words(answer.words)} ({where})")
+    lines += [f"{printable(name)} {printable_words(words)}" for name, words in live.won]
+    if live.missing:
+        lines.append(f"not in the file, so filled with new values: {listed(map(printable, live.missing))}")
+    if live.unexpected:
+        lines.append(f"in the file, and not loaded: {listed(map(printable, live.unexpected))}")
+    for tried in live.tried:
+        if tried.held is not False:
+            told = "" if tried.held else f"{tried.trial.value} not tried: "
+            lines.append(told + printable_words(tried.words))
+    for line in lines[:MAX_LINES]:
+        yield f"  {'':{LABEL}}{line}"
+    if len(lines) > MAX_LINES:
+        yield f"  {'':{LABEL}}and {len(lines) - MAX_LINES:,} more lines (all in --format json)"
 
 
 def _findings(report: Report, marks: dict[str, tuple[str, str]]) -> Iterator[str]:
