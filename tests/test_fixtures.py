@@ -72,7 +72,9 @@ EXPECTED = {
     "replica-drift": Fires(ERROR, 0, ("stage0.embedding.word_embeddings.weight", "stage1.output_layer.weight")),
     "adapter-row-mismatch": Fires(ERROR, 0, ("base_model.model.lm_head.lora_A.weight", "base_model.model.lm_head.lora_B.weight")),
 }
-RULES = [rule.name for rule in all_rules()]
+# a model in memory is no file: these are tested on real models in tests/live/
+LIVE = ("TIE801", "TIE802", "TIE803", "TIE804", "TIE805", "TIE806", "TIE807")
+RULES = [rule.name for rule in all_rules() if rule.code not in LIVE]
 
 
 @pytest.fixture(scope="module")

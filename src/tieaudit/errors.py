@@ -5,7 +5,9 @@
     │   ├── UnknownFormat  the first bytes are those of no format that is read here
     │   └── ReadError      the way to the bytes failed, not the file: something asked for was not checked, exit 2
     ├── TargetError    there is nothing that can be audited: one line, exit 2
-    └── OptionError    an option has a value that nothing answers to: one line, exit 2
+    │   └── MissingLibrary  something public needs a package that is not installed; an ImportError too
+    ├── OptionError    an option has a value that nothing answers to: one line, exit 2
+    └── BrokenTie      `assert_tied`: names in memory are not one Parameter; an AssertionError too
 
 The arguments are data and the message is derived from them: what is wrong, where, what to do.
 """
@@ -55,6 +57,10 @@ class TargetError(TieauditError):
         return f"{self.target}: {self.what}" + (f" ({self.advice})" if self.advice else "")
 
 
+class MissingLibrary(TargetError, ImportError):
+    """What was asked for from Python stands on a package that is not installed."""
+
+
 class OptionError(TieauditError):
     """An option's value is not one that exists."""
 
@@ -66,3 +72,15 @@ class OptionError(TieauditError):
 
     def __str__(self) -> str:
         return f"{self.option}: {self.value!r} is not known ({self.advice})"
+
+
+class BrokenTie(TieauditError, AssertionError):
+    """Names of a model in memory that should be one Parameter are not; `messages` are sentences, one per tie."""
+
+    def __init__(self, model: str, messages: tuple[str, ...]) -> None:
+        super().__init__(model, messages)
+        self.model = model
+        self.messages = messages
+
+    def __str__(self) -> str:
+        return f"{self.model}: " + "; ".join(self.messages)

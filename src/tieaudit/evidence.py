@@ -12,7 +12,7 @@ from .checkpoint import Checkpoint, Edition, Problem, TensorRecord
 from .claim import Claim, TieGroup, of_edition
 from .config import MAX_CONFIG, Config
 from .errors import FormatError, ReadError
-from .inspectors.rule import Across, Case, EditionCase, FormatPair, Pair, TieState
+from .inspectors.rule import Across, Case, EditionCase, FormatPair, Pair, TieState, UntrainedRows, Vocabulary
 from .kinds import Evidence, Kind, Relation, Verify
 from .loaders.sharded import read_json
 from .names import Matrix, StoredNames, plain
@@ -47,7 +47,7 @@ class Gathering:
 
     def case(self, config_fault: Problem | None) -> Case:
         """All that the rules may look at; `config_fault` is what broke config.json, if anything."""
-        data = TensorBytes(dict(self.sources()), self._advanced(), self.folder)
+        data = self.reader()
         editions = tuple(self._edition(edition, data) for edition in self.checkpoint.editions)
         known, unread = vocabulary.largest(self.folder) if self.config else (None, [])
         faults = [*self.checkpoint.unreadable, *(problem for file in self.checkpoint.files for problem in file.problems)]
@@ -60,6 +60,7 @@ class Gathering:
             format_pairs=tuple(self._format_pairs(data)),
             across=tuple(self._across(data)),
             vocabulary=known,
+            untrained=tuple(self._untrained(editions, known, data)) if known and self.verify is not Verify.HEADERS else (),
             unread=tuple(unread),
             quantization=self._quantization(),
         )
@@ -76,6 +77,24 @@ class Gathering:
                 return None  # what cannot be read contradicts nobody
             found = skiplists.Plan(MODELOPT, "", data) if isinstance(data, dict) else None
         return found
+
+    def _untrained(self, editions: Iterable[EditionCase], known: Vocabulary, data: TensorBytes) -> Iterator[UntrainedRows]:
+        padding = self.config.at("pad_token_id") if self.config else None
+        for edition_case in editions:
+            claim = edition_case.claim
+            matrix = edition_case.stored.find(claim.embedding, claim.other_names) if claim.embedding else None
+            if matrix is None or matrix.packed or not claim.exact:
+                continue
+            try:
+                found = vocabulary.untrained(matrix.main, known.added, padding, data)
+            except FormatError:
+                continue  # the scan for copies tells of what cannot be read
+            if found:
+                yield found
+
+    def reader(self) -> TensorBytes:
+        """Reads the tensors of all files."""
+        return TensorBytes(dict(self.sources()), self._advanced(), self.folder)
 
     def sources(self) -> Iterator[tuple[str, Source]]:
         """Every file that was read, by its name."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from .alive import Live
 from .kinds import Evidence
 
 
@@ -64,6 +65,14 @@ class EngineOutcome:
     version: str
     outcome: str
     silent: bool | None
+    name: str = ""
+    """As people write it, with the version if that decides. `leading`: it is named first where room is short."""
+    leading: bool = False
+    effect: str = "intact"
+    """What becomes of the model that is stored: intact, lost, random, error."""
+    mode: str = ""
+    """How it is known: run, or read in the program's source."""
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +161,8 @@ class Report:
     """True if rules were left out by choice: silence then says only so much."""
     reason: str = ""
     """Why a healthy checkpoint is healthy, as a clause."""
+    live: Live | None = None
+    """The model in memory, if one was looked at."""
 
     @property
     def verdict(self) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
 
 from . import adapters, bases, repository, vocabulary
 from .checkpoint import Checkpoint, LoadedFile
 from .config import FILES, read
 from .copies import LEFT_OUT
-from .errors import OptionError, TargetError
+from .errors import MissingLibrary, OptionError, TargetError
 from .evidence import Gathering, Progress
 from .inspectors import registry
 from .inspectors.rule import Case, EditionCase
@@ -18,6 +20,7 @@ from .kinds import Kind, Verify
 from .loaders import sharded
 from .report import Cost, Report, Skip, Totals
 from .sources import Folder
+from .sources.local import LocalFolder
 from .sources.target import TIMEOUT, Access, resolve
 from .summary import reason, ties
 
@@ -42,6 +45,8 @@ def audit(
     offline: bool = False,
     timeout: float = TIMEOUT,
     base: str | os.PathLike[str] | None = None,
+    load: bool = False,
+    trust_remote_code: bool = False,
 ) -> Report:
     """Judge the checkpoint at `target`: a folder, a file, a Hub id, or a URL of an object store. A path that exists wins over a Hub id.
 
@@ -50,6 +55,8 @@ def audit(
     `revision`, `subfolder`: of a Hub id; `offline` audits what the local Hub cache holds of it. `timeout`: seconds that one read over
     the network may take, all tries included. `base`: the model that an adapter was trained on, as any target.
     `select` and `ignore` name rules by code, prefix of a code, or name. `min_waste` in bytes: smaller repeats are no findings.
+    `load`: let transformers load the model on the CPU as well, from files on this machine (of a Hub id: from its cache), and compare it in
+    memory with what was found; `trust_remote_code` runs the code that lies beside the weights, if the model needs it.
     Raises TargetError if there is no checkpoint, OptionError for an option that does not exist. A broken file is a finding.
     """
     started = time.perf_counter()
@@ -61,8 +68,12 @@ def audit(
     registry.matching((*chosen, *left), "--select or --ignore")
     if not timeout > 0:
         raise OptionError("--timeout", str(timeout), "a number of seconds above 0")
-    access = Access(revision=revision, subfolder=subfolder, offline=offline, seconds=timeout)
+    if trust_remote_code and not load:
+        raise OptionError("--trust-remote-code", "on", "it is for --load; nothing else runs code")
+    # of a Hub id the cache: transformers loads whole files
+    access = Access(revision=revision, subfolder=subfolder, offline=offline or load, seconds=timeout)
     folder, only = resolve(os.fspath(target), access)
+    root = _loadable(os.fspath(target), folder, only) if load else None
     level = asked or (Verify.SAMPLE if folder.remote else Verify.FULL)
     if level is Verify.FULL:
         folder.allow(FULL_REQUESTS)
@@ -75,6 +86,8 @@ def audit(
         config, fault = read(folder)
         gathering = Gathering(folder, checkpoint, config, level, min_waste, progress)
         case = bases.with_adapters(gathering, gathering.case(fault), None if base is None else os.fspath(base), access, asked)
+        if root is not None:
+            case = _with_live(case, root, gathering, trust_remote_code=trust_remote_code)
         findings, wasted = registry.run(case, chosen, left)
     finally:
         folder.close()
@@ -95,7 +108,35 @@ def audit(
         revision=folder.revision,
         filtered=bool(chosen or left),
         reason=reason(case),
+        live=case.live,
     )
+
+
+def _loadable(target: str, folder: Folder, only: str | None) -> Path:
+    """The folder that transformers loads from. TargetError if it cannot: it takes whole folders on this machine."""
+    if not isinstance(folder, LocalFolder):
+        raise TargetError(target, "is not on this machine", "--load needs its files here")
+    if only is not None and only not in sharded.PREFERENCE:
+        raise TargetError(target, "is one file", "--load takes the folder of a model")
+    from .live.hush import hushed
+
+    try:
+        with hushed():
+            from .live import loading  # noqa: F401  before anything is read: without it there is no answer
+    except ImportError as error:
+        raise MissingLibrary(target, f"--load needs {error.name or 'torch and transformers'}", "pip install 'tieaudit[live]'") from None
+    return folder.root
+
+
+def _with_live(case: Case, root: Path, gathering: Gathering, *, trust_remote_code: bool) -> Case:
+    """The case with the model in memory. What transformers cannot load is not checked; the static report stands."""
+    from .live import loading
+
+    try:
+        live = loading.load(root, case, gathering.reader(), trust_remote_code=trust_remote_code)
+    except loading.NotLoaded as error:
+        return replace(case, unread=(*case.unread, ("--load", str(error))))
+    return replace(case, live=live)
 
 
 def _demand_something(checkpoint: Checkpoint, folder: Folder, only: str | None) -> None:

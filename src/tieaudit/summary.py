@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from .adapters import Copy
 from .checkpoint import Wiring
+from .inspectors import readers
 from .inspectors.rule import AdapterCase, Case, EditionCase, EndCase, Pair, TieState
 from .kinds import QUANTISED_TWICE, Evidence, Kind, Relation
 from .report import Tie
@@ -27,10 +28,10 @@ def ties(case: Case) -> Iterator[Tie]:
     for edition_case in case.judged:
         for state in edition_case.ties:
             if state.holder is not None or (edition_case.claim.exact and not state.group.optional):
-                yield _tie(edition_case, state)
+                yield _tie(case, edition_case, state)
     for adapter in case.adapters:
         if adapter.state and adapter.base_edition:
-            yield _tie_of_base(adapter, _tie(adapter.base_edition, adapter.state))
+            yield _tie_of_base(adapter, _tie(case, adapter.base_edition, adapter.state))
 
 
 def _tie_of_base(adapter: AdapterCase, tie: Tie) -> Tie:
@@ -65,7 +66,7 @@ def _held(case: EndCase) -> str:
     return words + (" with a copy of the base's matrix" if kinds & {Copy.BASE, Copy.ORIGINAL} else "")
 
 
-def _tie(edition_case: EditionCase, state: TieState) -> Tie:
+def _tie(case: Case, edition_case: EditionCase, state: TieState) -> Tie:
     group, holder = state.group, state.holder
     claims = {alias.tied for alias in group.aliases}
     claim = "tied" if True in claims else "untied" if claims == {False} else "unknown"
@@ -88,10 +89,11 @@ def _tie(edition_case: EditionCase, state: TieState) -> Tie:
         aliases=tuple(dict.fromkeys(aliases)),
         role=group.role,
         claim=claim,
-        claim_source=group.source + _apart(pair),
+        claim_source=group.source + _apart(pair, always=group.always),
         relation=relation.kind.value if relation else ONE_MATRIX if holder else NOT_STORED,
         evidence=relation.evidence if relation else Evidence.HEADER,
         saves_bytes=shared * nbytes,
+        engines=readers.of_tie(case, edition_case, state),
         stored=stored,
         file=edition_case.edition.name,
         shape=holder.shape if holder else (),
@@ -105,10 +107,11 @@ def _tie(edition_case: EditionCase, state: TieState) -> Tie:
     )
 
 
-def _apart(pair: Pair | None) -> str:
+def _apart(pair: Pair | None, *, always: bool) -> str:
     """Where the flag still decides for transformers 4 and both matrices are there (T5 v1.1), the claim does not hold for this alias."""
     if pair and pair.tied and pair.tied_v4 is False and pair.relation.kind in (Kind.UNRELATED, Kind.NEAR, Kind.SCALED):
-        return f"; {pair.second.name} stands apart: stored with values of its own, which every transformers keeps"
+        saved = "; saved by 5 the flag is true, and 4 then drops it" if always else ""
+        return f"; {pair.second.name} stands apart: stored with values of its own, which every transformers keeps{saved}"
     return ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -37,6 +38,9 @@ def _words(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]
               help="Exit 1 if a finding is at least this severe.")  # fmt: skip
 @click.option("--min-waste", type=click.IntRange(min=0), default=1024, show_default=True, metavar="BYTES",
               help="Repeats and slack below this are no findings.")  # fmt: skip
+@click.option("--engines", is_flag=True, help="What each engine makes of embedding and head, also where they agree.")
+@click.option("--load", is_flag=True, help="Load the model with transformers too, and compare what it shares in memory.")
+@click.option("--trust-remote-code", is_flag=True, help="With --load: run the code that lies beside the weights.")
 @click.option("--allow-partial", is_flag=True, help="Do not exit 2 because something could not be checked.")
 @click.option("--revision", metavar="REV", help="Branch, tag or commit of a Hub id.")
 @click.option("--subfolder", metavar="PATH", help="Folder or file inside the repository of a Hub id.")
@@ -56,6 +60,9 @@ def audit_command(
     ignore: tuple[str, ...],
     fail_on: str,
     min_waste: int,
+    engines: bool,
+    load: bool,
+    trust_remote_code: bool,
     allow_partial: bool,
     revision: str | None,
     subfolder: str | None,
@@ -81,9 +88,12 @@ def audit_command(
         matching((*select, *ignore), "--select or --ignore")
     except TieauditError as error:
         raise click.ClickException(str(error)) from None
+    jobs = 1 if load else jobs  # what is silenced while a model is loaded is silent in the whole process
     bar = Bar(sys.stderr if jobs == 1 else None)
-    run = partial(audit, verify=verify, select=select, ignore=ignore, min_waste=min_waste, progress=bar.show, revision=revision,
-                  subfolder=subfolder, offline=offline, timeout=timeout, base=base)  # fmt: skip
+    judge = _apart_from_stdout(audit) if load else audit
+    run = partial(judge, verify=verify, select=select, ignore=ignore, min_waste=min_waste, progress=bar.show, revision=revision,
+                  subfolder=subfolder, offline=offline, timeout=timeout, base=base, load=load,
+                  trust_remote_code=trust_remote_code)  # fmt: skip
     if not several:
         try:
             report = run(targets[0])
@@ -91,17 +101,27 @@ def audit_command(
             raise click.ClickException(str(error)) from None
         finally:
             bar.clear()
-        click.echo(_rendered(report, form), nl=False, color=True)
+        click.echo(_rendered(report, form, engines), nl=False, color=True)
         ctx.exit(_code(report, fail_on, allow_partial))
     gc.enable()  # `main` turns it off for one audit; a list of them takes as long as it takes
     done = []
     for outcome in _outcomes(run, targets, jobs, bar):
         done.append(outcome)
         if form == "text":
-            click.echo(f"{_told(outcome)}\n", nl=False, color=True)
+            click.echo(f"{_told(outcome, engines)}\n", nl=False, color=True)
     click.echo(_summed_up(done, form), nl=False, color=True)
     # 2 says that something was not answered, which is worse than a finding
     ctx.exit(max(_code(outcome.report, fail_on, allow_partial) for outcome in done))
+
+
+def _apart_from_stdout(audit: Callable[..., Report]) -> Callable[..., Report]:
+    """What code that lies beside the weights prints is not part of the report."""
+
+    def run(target: str, **options: Any) -> Report:
+        with contextlib.redirect_stdout(sys.stderr):
+            return audit(target, **options)
+
+    return run
 
 
 def _listed(path: str) -> list[str]:
@@ -149,10 +169,10 @@ def _code(report: Report | None, fail_on: str, allow_partial: bool) -> int:
     return 2 if report.skipped and not allow_partial else 0
 
 
-def _told(outcome: Outcome) -> str:
+def _told(outcome: Outcome, engines: bool) -> str:
     from ..text import printable_words
 
-    return _rendered(outcome.report, "text") if outcome.report else f"NO ANSWER  {printable_words(outcome.error)}\n"
+    return _rendered(outcome.report, "text", engines) if outcome.report else f"NO ANSWER  {printable_words(outcome.error)}\n"
 
 
 def _summed_up(outcomes: list[Outcome], form: str) -> str:
@@ -163,7 +183,7 @@ def _summed_up(outcomes: list[Outcome], form: str) -> str:
     return several.render_table(outcomes, columns(sys.stdout) if sys.stdout.isatty() else None)
 
 
-def _rendered(report: Report, form: str) -> str:
+def _rendered(report: Report, form: str, engines: bool) -> str:
     if form == "json":
         from ..reporters import json
 
@@ -171,8 +191,8 @@ def _rendered(report: Report, form: str) -> str:
     from ..reporters import terminal
 
     if not sys.stdout.isatty():
-        return terminal.render(report)
-    return terminal.render(report, width=columns(sys.stdout), paint=_paint())
+        return terminal.render(report, engines=engines)
+    return terminal.render(report, width=columns(sys.stdout), paint=_paint(), engines=engines)
 
 
 def _paint() -> Callable[[str, str], str]:

@@ -8,7 +8,7 @@ from ..config import Config
 from ..kinds import Evidence, Kind
 from ..report import Severity
 from ..text import listed, printable
-from .rule import Case, EditionCase, Problem, places, rule
+from .rule import Case, EditionCase, Problem, UntrainedRows, Vocabulary, place, places, rule
 from .verdicts import Situation, Stored, situations
 
 
@@ -138,9 +138,12 @@ def tokenizer_overflow(case: Case) -> Iterator[Problem]:
     What it does: compares the largest id in the tokenizer files with the rows of the stored embedding.
     Why is this bad: the first text with this token ends in an index error (on a GPU: in an assertion of the device).
     Use instead: resize the embedding, or remove the token.
+    A note if added tokens have a row, but one that was never trained: a constant, or the same as another added token's.
     """
     if case.vocabulary is None:
         return
+    for rows in case.untrained:
+        yield _never_trained(rows, case.vocabulary)
     for edition_case in case.judged:
         claim = edition_case.claim
         matrix = edition_case.stored.find(claim.embedding, claim.other_names) if claim.embedding else None
@@ -157,6 +160,21 @@ def tokenizer_overflow(case: Case) -> Iterator[Problem]:
                 fix="resize_token_embeddings to the tokenizer's length, or remove the token",
             )
             return
+
+
+def _never_trained(rows: UntrainedRows, vocabulary: Vocabulary) -> Problem:
+    parts = []
+    for ids, what in ((rows.constant, "one number repeated"), (rows.equal, "equal to another added token's")):
+        if ids:
+            tokens = listed(f"{printable(vocabulary.added[number])} ({number:,})" for number in ids)
+            parts.append(f"{'the row' if len(ids) == 1 else f'{len(ids):,} rows'} of added tokens {what}: {tokens}")
+    return Problem(
+        message=f"{rows.matrix.name} was never trained there: {'; '.join(parts)}",
+        tensors=(place(rows.matrix),),
+        evidence=Evidence.PROVED,
+        severity=Severity.NOTE,
+        fix="train them, or leave the tokens out if no text uses them",
+    )
 
 
 @rule(104, Severity.NOTE)

@@ -7,10 +7,11 @@ rule's name, its docstring is its page (`tieaudit rules CODE`).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ..adapters import AdapterConfig, AdapterEnd, Copy
+from ..alive import Live
 from ..checkpoint import Checkpoint, Edition, TensorRecord
 from ..checkpoint import Problem as Fault
 from ..claim import Claim, TieGroup
@@ -110,7 +111,7 @@ class AdapterCase:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """All that rules may look at. Nothing in it reads a file. `faults`: what breaks a format, in all files; `unread`: what a
-    server did not give, with the reason."""
+    server did not give, with the reason; `live`: the model in memory, if one was looked at."""
 
     checkpoint: Checkpoint
     config: Config | None
@@ -120,9 +121,11 @@ class Case:
     format_pairs: tuple[FormatPair, ...] = ()
     across: tuple[Across, ...] = ()
     vocabulary: Vocabulary | None = None
+    untrained: tuple[UntrainedRows, ...] = ()
     unread: tuple[tuple[str, str], ...] = ()
     quantization: Plan | None = None
     adapters: tuple[AdapterCase, ...] = ()
+    live: Live | None = None
 
     @property
     def judged(self) -> Iterator[EditionCase]:
@@ -156,11 +159,21 @@ class Across:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
-    """The largest token id that the tokenizer files name, with the token and the file."""
+    """The largest token id that the tokenizer files name, with the token and the file, and the tokens {id: text} that were added."""
 
     file: str
     token: str
     largest: int
+    added: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UntrainedRows:
+    """Rows of an embedding, by token id, that no training has touched: `constant` ones, and ones `equal` to the row of another token."""
+
+    matrix: TensorRecord
+    constant: tuple[int, ...] = ()
+    equal: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from ..checkpoint import TensorRecord, Wiring
 from ..kinds import Evidence, Kind, weakest
 from ..report import Severity
 from ..text import exactly, listed
+from . import advice
 from .aliases import contradicted
 from .rule import Case, Problem, place, places, rule, wasted
 from .verdicts import Situation, lone_ends, speaking
@@ -55,17 +56,23 @@ def diverged_tie(case: Case) -> Iterator[Problem]:
         if relation is None or situation.holder is None or situation.second is None:
             continue
         drifted = relation.kind is Kind.NEAR and "cosine" in relation.detail
+        resaved = advice.saved_by_5(case, situation)
+        engines = advice.engines(case, situation)
         yield Problem(
             message=f"{_where(case, situation)}{name} differs from {holder}, and both are one matrix "
-            f"by the claim ({situation.group.source}): {relation.detail}",
+            f"by the claim ({situation.group.source}): {relation.detail}" + (f"; {engines}" if engines else ""),
             tensors=places(situation.holder, situation.second),
             evidence=relation.evidence,
             severity=situation.verdict.severity,
             cause="one of the two was trained while they were not shared in memory, "
             "as with an adapter's modules_to_save merged by PEFT ≤ 0.18"
             if drifted
+            else "transformers 5 loaded and saved a file whose flag was false: it writes true, and scale_decoder_outputs false"
+            if resaved
             else None,
-            fix=f"keep both: set the flag to false in config.json; keep one: store only {holder}, and what {name} learned is lost"
+            fix="set the flag to false in config.json: transformers 4 then keeps both too, and nothing changes for 5"
+            if resaved
+            else f"{advice.keep_both(case, situation)}; keep one: store only {holder}, and what {name} learned is lost"
             if situation.group.wiring is Wiring.CONFIG
             else f"export again from the checkpoint that {'has one matrix' if situation.tied else 'is right'}",
         )
@@ -91,9 +98,11 @@ def duplicate_tie(case: Case) -> Iterator[Problem]:
         names = listed(copy.name for copy in copies)
         total = exactly(sum(copy.nbytes for copy in copies))
         evidence = weakest(situation.relation.evidence for situation in group if situation.relation)
+        engines = advice.engines(case, first, harm=True)
         in_file = first.edition.format.startswith("torch") and any(copy.main.file == first.holder.main.file for copy in copies)
         yield Problem(
-            message=f"{_where(case, first)}{names} repeat{'s' * (len(copies) == 1)} {holder} ({total} wasted)",
+            message=f"{_where(case, first)}{names} repeat{'s' * (len(copies) == 1)} {holder} ({total} wasted)"
+            + (f"; {engines}" if engines else ""),
             tensors=places(first.holder, *copies),
             waste=tuple(waste for copy in copies for waste in wasted(*copy.parts)),
             evidence=evidence,
@@ -122,13 +131,13 @@ def missing_head(case: Case) -> Iterator[Problem]:
         if _is_embedding(situation) or (situation.edition.name, situation.name) in told:
             continue  # missing-embedding speaks, or it is absent from two groups
         told.add((situation.edition.name, situation.name))
-        holder, name = _named(situation)
+        _, name = _named(situation)
         what = situation.group.absent or ("starts with zeros" if name.endswith("bias") else "starts with random values")
         yield Problem(
             message=f"{_where(case, situation)}{name} is not stored and {what} ({situation.group.source}{_readers(situation)})",
             tensors=places(situation.holder) if situation.holder else (),
-            fix=situation.group.advice
-            or f"if it was trained as {holder}: set the flag to true in config.json; else restore it from the training run",
+            cause=advice.shared_by_4(situation),
+            fix=situation.group.advice or advice.restored(case, situation),
         )
     yield from _lone(case, heads=True)
 
@@ -166,7 +175,8 @@ def missing_embedding(case: Case) -> Iterator[Problem]:
                 message=f"{_where(case, situation)}{situation.name} is not stored and starts with random values "
                 f"({situation.group.source}{_readers(situation)})",
                 tensors=places(situation.holder) if situation.holder else (),
-                fix="set the flag to true if it was trained as one matrix, else restore it",
+                cause=advice.shared_by_4(situation),
+                fix=advice.restored(case, situation),
             )
     yield from _lone(case, heads=False)
     for file, _, lost in contradicted(case):
@@ -206,7 +216,7 @@ def inverted_alias(case: Case) -> Iterator[Problem]:
             continue
         yield Problem(
             message=f"{_where(case, situation)}only {situation.holder.name} is stored, not {situation.name} whose alias it is: "
-            "transformers 5 reads it, most other readers do not",
+            + (advice.engines(case, situation) or "transformers 5 reads it, most other readers do not"),
             tensors=places(situation.holder),
             cause=_alias_note(situation),
             fix=f"store it as {situation.name} and leave {situation.holder.name} out",

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from .. import __version__
+from ..alive import Live
 from ..report import Finding, Report, Skip, Tie
 
 CONTRACT = 1
@@ -19,7 +20,7 @@ def render(report: Report) -> str:
 def document(report: Report) -> dict[str, Any]:
     """The report as the contract's object."""
     totals, cost = report.totals, report.cost
-    return {
+    content: dict[str, Any] = {
         "version": CONTRACT,
         "tool": {"name": "tieaudit", "version": __version__},
         "target": report.target,
@@ -37,6 +38,43 @@ def document(report: Report) -> dict[str, Any]:
         "skipped": [_skip(skip) for skip in report.skipped],
         "not_compared": [_skip(skip) for skip in report.not_compared],
         "cost": {"bytes_read": cost.bytes_read, "requests": cost.requests, "seconds": cost.seconds},
+    }
+    if report.live is not None:
+        content["live"] = _live(report.live)
+    return content
+
+
+def _live(live: Live) -> dict[str, Any]:
+    """What the contract adds where a model was looked at in memory."""
+    return {
+        "model": live.model,
+        "moment": live.moment,
+        "parameters": {"counted": live.counted, "unique": live.unique},
+        "resident": {"before": live.resident[0], "after": live.resident[1]} if live.resident else None,
+        "ties": [
+            {
+                "names": list(tie.names),
+                "sharing": tie.sharing.value,
+                "expected": tie.expected or None,
+                "declared": tie.declared,
+                "probe": tie.probe,
+            }
+            for tie in live.ties
+        ],
+        "answers": [
+            {
+                "names": list(answer.names),
+                "held": answer.held,
+                "words": answer.words,
+                "data_ptr": list(answer.pointers),
+                "on_meta": answer.on_meta,
+            }
+            for answer in live.answers
+        ],
+        "tried": [{"trial": tried.trial.value, "held": tried.held, "words": tried.words} for tried in live.tried],
+        "won": [{"name": name, "words": words} for name, words in live.won],
+        "missing": list(live.missing),
+        "unexpected": list(live.unexpected),
     }
 
 

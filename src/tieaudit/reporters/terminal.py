@@ -27,11 +27,19 @@ _SIGN = {"same storage": "=", "equal": "=", "one matrix": "=", "equal after cast
          "rows differ": "≠", "equal up to padding rows": "≠", "transposed": "ᵀ"}  # fmt: skip
 
 
-def render(report: Report, width: int | None = None, paint: Paint = lambda text, _colour: text) -> str:
-    """The report as text, lines at most `width` columns wide (None: as long as they are)."""
+def render(report: Report, width: int | None = None, paint: Paint = lambda text, _colour: text, *, engines: bool = False) -> str:
+    """The report as text, lines at most `width` columns wide (None: as long as they are). `engines`: what each of them does, also
+    where they agree."""
     lines: list[str] = []
     marks: dict[str, tuple[str, str]] = {}
-    for block in ([_headline(report)], _ties(report), _findings(report, marks), _skips(report), [_footer(report)]):
+    for block in (
+        [_headline(report)],
+        _ties(report, engines),
+        _loaded(report),
+        _findings(report, marks),
+        _skips(report),
+        [_footer(report)],
+    ):
         part = list(block)
         if part:
             lines += [*([""] if lines else []), *part]
@@ -66,13 +74,14 @@ def _headline(report: Report) -> str:
     return f"{word}  {target}   {summary[0].lower()}{summary[1:].rstrip('.')}"
 
 
-def _ties(report: Report) -> Iterator[str]:
+def _ties(report: Report, engines: bool) -> Iterator[str]:
     ties = sorted(report.ties, key=lambda tie: (tie.role != "embedding-head", tie.relation in ("one matrix", "same storage")))
     several = len({tie.file for tie in ties}) > 1
     for number, tie in enumerate(ties):
         if number < MAX_BLOCKS:
             yield from ([""] if number else [])
             yield from _block(tie, report, several)
+            yield from _engines(tie, engines)
         elif number < MAX_LINES:
             yield f"  {'tie':{LABEL}}{_names(tie)}   {printable_words(tie.summary)}"
     if len(ties) > MAX_LINES:
@@ -104,6 +113,54 @@ def _block(tie: Tie, report: Report, several: bool) -> Iterator[str]:
         when = "if stored once" if tie.relation in ("equal", "equal after cast") else "here"
         training = f"; in training {quantity(tie.training_bytes)} more (gradient BF16, Adam FP32)" if tie.training_bytes else ""
         yield f"  {'saves':{LABEL}}{quantity(tie.saves_bytes)} {when}{training}"
+
+
+def _engines(tie: Tie, every: bool) -> Iterator[str]:
+    """One line where the file is not the same model in all of them; a line for each if asked for."""
+    differ = len({outcome.effect for outcome in tie.engines}) > 1
+    if not differ and not (every and tie.role == "embedding-head"):
+        return
+    from ..engines import words
+
+    if not every:
+        yield f"  {'engines':{LABEL}}{words.line(tie.engines)}"
+        return
+    rows = words.table(tie.engines)
+    if not rows:
+        yield f"  {'engines':{LABEL}}not known: no engine was tried or read on such a file"
+    width = max((len(name) for name, _ in rows), default=0)
+    for number, (name, does) in enumerate(rows):
+        label = "" if number else "engines"
+        yield f"  {label:{LABEL}}{name:{width}}  {does}"
+
+
+def _loaded(report: Report) -> Iterator[str]:
+    """What transformers made of the file, and what became of the claims."""
+    live = report.live
+    if live is None or live.resident is None:
+        return
+    counted = f" ({live.counted:,} if every name is counted)" if live.counted != live.unique else ""
+    what = f"{printable(live.model)} {printable_words(live.moment.removeprefix('loaded '))}: {live.unique:,} parameters{counted}"
+    yield f"  {'loaded':{LABEL}}{what}, {quantity(live.nbytes)} in memory"
+    lines = []
+    for answer in live.answers:
+        verdict = {True: "claim confirmed", False: "claim contradicted", None: "no claim"}[answer.held]
+        first, second = answer.pointers
+        where = f"both at {first:#x}" if first == second else f"at {first:#x} and {second:#x}"
+        lines.append(f"{verdict}: {' and '.join(map(printable, answer.names))} are {printable_words(answer.words)} ({where})")
+    lines += [f"{printable(name)} {printable_words(words)}" for name, words in live.won]
+    if live.missing:
+        lines.append(f"not in the file, so filled with new values: {listed(map(printable, live.missing))}")
+    if live.unexpected:
+        lines.append(f"in the file, and not loaded: {listed(map(printable, live.unexpected))}")
+    for tried in live.tried:
+        if tried.held is not False:
+            told = "" if tried.held else f"{tried.trial.value} not tried: "
+            lines.append(told + printable_words(tried.words))
+    for line in lines[:MAX_LINES]:
+        yield f"  {'':{LABEL}}{line}"
+    if len(lines) > MAX_LINES:
+        yield f"  {'':{LABEL}}and {len(lines) - MAX_LINES:,} more lines (all in --format json)"
 
 
 def _findings(report: Report, marks: dict[str, tuple[str, str]]) -> Iterator[str]:
@@ -161,5 +218,5 @@ def _wrapped(line: str, width: int | None) -> list[str]:
     if width is None or len(line) <= width or width < NARROW:
         return [line]
     lead = len(line) - len(line.lstrip(" "))
-    indent = " " * min(lead + LABEL if lead == 2 else lead + DETAIL if lead == 4 else 4, width // 3)
+    indent = " " * min(lead + LABEL if lead == 2 else lead + DETAIL if lead == 4 else lead if lead == 2 + LABEL else 4, width // 3)
     return textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, replace_whitespace=False)
