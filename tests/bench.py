@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -85,6 +86,21 @@ ONNX_LOAD = """
 import sys, onnx
 print(len(onnx.load(sys.argv[1] + "/model.onnx").graph.initializer))
 """
+# the copy that a user makes before any repair by hand
+COPY = """
+import os, shutil, sys
+out = sys.argv[1] + ".copy"
+os.spawnlp(os.P_WAIT, "cp", "cp", "-r", sys.argv[1], out)
+"""
+COPY_SYNC = (
+    COPY
+    + """
+for name in os.listdir(out):
+    file = os.open(os.path.join(out, name), os.O_RDONLY)
+    os.fsync(file)
+    os.close(file)
+"""
+)
 # two buffers of 64 MiB, compared until as many bytes are done as each of the pair of case `tied` has
 MEMORY = """
 import random, sys, time
@@ -125,8 +141,10 @@ CASES = (
         (("torch.load(mmap), storages", TORCH_LOAD.format(mmap=", mmap=True")), ("torch.load, storages", TORCH_LOAD.format(mmap=""))),
     ),
     Case("gguf", "GGUF of 270M parameters with 262,144 tokens", 0.25, 40, (("gguf.GGUFReader, names and offsets", GGUF_READER),)),
+    Case("fix", "2 GB in 4 shards, a proved copy left out", 0, 200, (("cp -r", COPY), ("cp -r, then sync", COPY_SYNC))),
     Case("onnx", "440 MB ONNX, weights inline", 0.20, 40, (("onnx.load, initializers", ONNX_LOAD),)),
 )  # fmt: skip
+FIX = 1.5  # CPU of a fix against `cp -r` of the same folder, at most
 PROOF = 0.7  # speed of the whole compare against comparing memory, at least
 
 
@@ -165,6 +183,9 @@ def median(runs: list[Run], field: str) -> float:
 
 def bench(case: Case, folder: Path, repeat: int, *, quick: bool) -> None:
     env = environment(folder.parent)
+    if case.name == "fix":
+        bench_fix(case, folder, repeat)
+        return
     target = ["-h"] if case.name == "help" else [str(folder), "--format", "json", "--fail-on", "never"]
     programs = {"tieaudit": ["-m", "tieaudit", *target]}
     if case.name == "tied":
@@ -192,6 +213,27 @@ def bench(case: Case, folder: Path, repeat: int, *, quick: bool) -> None:
     verdict("memory", median(runs["tieaudit"], "rss"), case.rss, "MiB")
     if case.name == "tied":
         proof(runs, repeat, env)
+
+
+def bench_fix(case: Case, folder: Path, repeat: int) -> None:
+    """Programs that write: each result is removed before the next one runs."""
+    out = folder.with_name(folder.name + ".copy")
+    programs = {"tieaudit fix": ["-m", "tieaudit", "fix", str(folder), "-o", str(out)]}
+    programs |= {title: ["-c", code, str(folder)] for title, code in case.rivals}
+    runs: dict[str, list[Run]] = {title: [] for title in programs}
+    for _ in range(repeat):
+        for title, seen in runs.items():
+            shutil.rmtree(out, ignore_errors=True)
+            seen.append(measured(programs[title], environment(folder.parent)))
+    shutil.rmtree(out, ignore_errors=True)
+    own = median(runs["tieaudit fix"], "cpu")
+    print(f"\n{case.name}: {case.what}")
+    for title, seen in runs.items():
+        failure = f"   failed: {seen[-1].out.strip()[-100:]!r}" if seen[-1].code else ""
+        print(f"  {title:36} {median(seen, 'cpu'):8.3f} s {median(seen, 'rss'):7.1f} MiB {median(seen, 'cpu') / own:8.2f} x{failure}")
+    ratio = own / median(runs["cp -r"], "cpu")
+    print(f"  target CPU <= {FIX} x cp -r: {'met' if ratio <= FIX else 'NOT met'} ({ratio:.2f} x)")
+    verdict("memory", median(runs["tieaudit fix"], "rss"), case.rss, "MiB")
 
 
 def tell_cost(run: Run) -> None:
@@ -234,9 +276,10 @@ def main() -> None:
     for case in CASES:
         if options.only and case.name not in options.only:
             continue
-        folder = options.inputs.resolve() / case.name
+        # what is fixed is what the proof of a pair is measured on
+        folder = options.inputs.resolve() / ("tied" if case.name == "fix" else case.name)
         if case.name != "help" and not folder.exists():
-            args = [sys.executable, str(ROOT / "tests" / "bench_inputs.py"), case.name, str(folder)]
+            args = [sys.executable, str(ROOT / "tests" / "bench_inputs.py"), folder.name, str(folder)]
             if subprocess.run(args, check=False, capture_output=True).returncode:
                 print(f"\n{case.name}: its input cannot be built here")
                 continue

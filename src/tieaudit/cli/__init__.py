@@ -13,6 +13,8 @@ import click
 
 from .. import __version__
 from .audit import audit_command
+from .diff import diff_command
+from .fix import fix_command
 from .rules import rules_command
 
 
@@ -26,7 +28,7 @@ class DefaultGroup(click.Group):
         return super().parse_args(ctx, args)
 
     def format_usage(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        formatter.write_usage("tieaudit", "[OPTIONS] TARGET...  |  rules [CODE|NAME]")
+        formatter.write_usage("tieaudit", "[OPTIONS] TARGET...  |  diff BEFORE AFTER  |  rules [CODE|NAME]")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The options of an audit stand here too: it is what nearly everyone runs."""
@@ -51,6 +53,8 @@ def cli() -> None:
 
 
 cli.add_command(audit_command)
+cli.add_command(diff_command)
+cli.add_command(fix_command)
 cli.add_command(rules_command)
 
 

@@ -7,10 +7,10 @@ from functools import cache
 
 from ..errors import OptionError
 from ..report import Finding, ordered
-from . import adapters, claims, duplicates, files, live, quantization, shards, slack, ties
+from . import adapters, changes, claims, duplicates, files, live, quantization, shards, slack, ties
 from .rule import Case, Rule
 
-FAMILIES = (ties, claims, duplicates, slack, shards, files, adapters, quantization, live)
+FAMILIES = (ties, claims, duplicates, slack, shards, files, adapters, quantization, live, changes)
 
 
 @cache

@@ -17,6 +17,7 @@ from ..checkpoint import Problem as Fault
 from ..claim import Claim, TieGroup
 from ..config import Config
 from ..copies import Scan
+from ..difference import Changes
 from ..kinds import Evidence, Relation
 from ..names import Matrix, StoredNames
 from ..report import Finding, Severity, TensorPlace
@@ -111,7 +112,8 @@ class AdapterCase:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """All that rules may look at. Nothing in it reads a file. `faults`: what breaks a format, in all files; `unread`: what a
-    server did not give, with the reason; `live`: the model in memory, if one was looked at."""
+    server did not give, with the reason; `live`: the model in memory, if one was looked at; `changes`: what became of it in another
+    checkpoint, if two were compared."""
 
     checkpoint: Checkpoint
     config: Config | None
@@ -126,6 +128,7 @@ class Case:
     quantization: Plan | None = None
     adapters: tuple[AdapterCase, ...] = ()
     live: Live | None = None
+    changes: Changes | None = None
 
     @property
     def judged(self) -> Iterator[EditionCase]:
