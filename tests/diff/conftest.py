@@ -6,11 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import pairs
 import pytest
 import torch
 from gguf import MODEL_ARCH
-
-import pairs
 from pairs import EMBED, HEAD
 
 Models = Callable[[str], Path]

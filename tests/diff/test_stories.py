@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from pairs import EMBED, HEAD, KV_HEADS, MATRIX, TENSORS, copy, save_file, tensors_of
+
 from tieaudit import Diff, audit, diff
 from tieaudit.difference import Change, Sharing
 from tieaudit.reporters import diff_text
@@ -336,3 +336,49 @@ def test_the_json_of_a_story_is_whole(models: Models) -> None:
         {"name": "same-ties", "met": False, "reason": f"{EMBED} and {HEAD}: one matrix before, stored twice after"}
     ]
     assert KV_HEADS == 2
+
+
+def _bf16(tensors: dict[str, torch.Tensor]) -> None:
+    for name, tensor in tensors.items():
+        tensors[name] = tensor.bfloat16()
+
+
+def test_one_step_of_training_in_bf16_is_no_cast(models: Models, tmp_path: Path) -> None:
+    """Every value moves by one unit in the last place: as little as a cast may, and it is none."""
+
+    def train(tensors: dict[str, torch.Tensor]) -> None:
+        _bf16(tensors)
+        tensors[Q0] = (tensors[Q0].view(torch.int16) + 1).view(torch.bfloat16)
+
+    found = diff(models("base"), copy(models("base"), tmp_path / "trained", train))
+    assert told(found) == [("value-change", "error")]
+    assert [place.name for place in found.findings[0].tensors] == [Q0]
+    assert found.counts == {"cast": TENSORS - 1, "drifted": 1}
+
+
+def test_a_cast_that_cuts_is_a_cast(models: Models, tmp_path: Path) -> None:
+    def cut(tensors: dict[str, torch.Tensor]) -> None:
+        for name, tensor in tensors.items():
+            tensors[name] = (tensor.view(torch.int32) & -65536).view(torch.float32).bfloat16()
+
+    found = diff(models("base"), copy(models("base"), tmp_path / "cut", cut))
+    assert told(found) == []
+    assert {pair.reason for pair in found.changes.pairs} == {"F32 to BF16: each value is cut to BF16, not rounded"}
+
+
+def test_two_things_without_a_tensor_in_common_are_not_called_alike(models: Models) -> None:
+    adapter = Path(__file__).parent.parent / "cases" / "warn_adapter_targets_tied"
+    found = diff(models("base"), adapter)
+    assert not found.same
+    assert found.verdict == "incomplete"
+    assert [skip.subject for skip in found.skipped] == ["the tensors of the two"]
+
+
+def test_a_quantised_copy_with_padding_rows_is_not_accused(models: Models, tmp_path: Path) -> None:
+    from pairs import mlx
+
+    found = diff(models("base"), mlx(models("resized"), tmp_path / "padded"))
+    assert [finding for finding in told(found) if finding[1] == "error"] == []
+    assert [(pair.after.name, pair.kind, pair.reason) for pair in found.changes.pairs if pair.kind is Change.NOT_COMPARED] == [
+        (EMBED, Change.NOT_COMPARED, "a quantised matrix with another number of rows (96 × 64 before, 128 × 64 after)")
+    ]

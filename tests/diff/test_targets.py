@@ -15,10 +15,10 @@ import jsonschema
 import pytest
 import torch
 from click.testing import CliRunner
+from pairs import EMBED, HEAD, TENSORS, copy
 
 from builders import config, folder, matrix, safetensors
 from hub_server import Hub
-from pairs import EMBED, HEAD, TENSORS, copy
 from tieaudit import OptionError, TargetError, diff
 from tieaudit.cli import _run, cli
 from tieaudit.difference import Change

@@ -6,8 +6,6 @@ rotary order (llama.cpp's converter), a norm stored plus one (its Gemma), a matr
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from ..bytewise import BEGIN, END, TensorBytes
@@ -19,8 +17,10 @@ from ..errors import FormatError
 from ..kinds import QUANTISED_TWICE, Evidence, Kind, Relation, Verify, weakest
 from ..names import Matrix
 from ..relations import relate
+from .converters import Conversion, steps
 from .sides import Side, Unit, moved
 
+EXACT = frozenset(("F64", "F32", "F16", "BF16"))  # dtypes whose casts are known to the last bit
 LOSSLESS = {("F16", "F32"), ("BF16", "F32"), ("F16", "F64"), ("BF16", "F64"), ("F32", "F64")}
 TURNERS = {  # formats whose matrices are (input, output)
     "onnx": "ONNX multiplies by a matrix of input × output",
@@ -28,23 +28,11 @@ TURNERS = {  # formats whose matrices are (input, output)
     "flax": "Flax stores a kernel as input × output",
     "ctranslate2": "CTranslate2 stores its matrices in its own orientation",
 }
+MOST_DECODED = 1 << 20  # elements of a quantised matrix that are all looked at; each row of it is decoded by itself
+# error of one row, of its length: one large value makes a row of eight bits lose up to a fifth; and what it is over that of the whole
+BROKEN_ROW, OUTLIER = 0.5, 6.0
 MAX_NUMBERS = 2_000  # tensors whose distance is measured
-_ROTARY = re.compile(r"\.attn_[qk]\.(?:weight|bias)$")
-_NORM = re.compile(r"norm\.weight$")
-PLUS_ONE = re.compile(r"^gemma")
 LOST = (Change.DRIFTED, Change.UNRELATED, Change.SCALED)
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A tensor as a converter would have written it: the first side's, or (`second`) the second one's."""
-
-    kind: Change
-    reason: str
-    data: bytes
-    shape: tuple[int, ...]
-    dtype: str
-    second: bool = False
 
 
 @dataclass(slots=True)
@@ -189,15 +177,16 @@ class Comparer:
             return self._cast(relation, a, b, made)
         if relation.kind is Kind.NEAR and relation.detail.startswith(QUANTISED_TWICE):
             return self._quantised(a, b, made, relation.evidence)
-        if relation.kind is Kind.TRANSPOSED:
+        if relation.kind is Kind.TRANSPOSED and (a.form == b.form or self.data.remote or max(a.nbytes, b.nbytes) > MOST_HELD):
             why = self._turns()
             kinds = (Change.TRANSPOSED, *((Change.CAST,) if a.form != b.form else ()))
             reason = why or f"rows and columns are swapped, and {self.after.format} does not ask for that"
             return replace(made, kinds=kinds, allowed=bool(why), reason=reason, evidence=relation.evidence)
         return None
 
-    def _cast(self, relation: Relation, a: Matrix, b: Matrix, made: TensorChange) -> TensorChange:
-        from .numbers import overflows
+    def _cast(self, relation: Relation, a: Matrix, b: Matrix, made: TensorChange) -> TensorChange | None:
+        """None if the two are only near: a cast gives each value exactly, and a little training moves them as little as rounding."""
+        from .numbers import overflows, truncated
 
         wide = DTYPES[a.main.dtype].bits < DTYPES[b.main.dtype].bits
         if not wide and b.main.dtype in ("F16", "F8_E4M3", "F8_E5M2") and not self.data.remote:
@@ -208,16 +197,30 @@ class Comparer:
         lossless = (a.main.dtype, b.main.dtype) in LOSSLESS
         how = "every value is kept" if lossless else f"each value is rounded to {b.form}"
         if relation.detail.endswith("up to rounding"):
-            how = "equal up to rounding"
+            if {a.main.dtype, b.main.dtype} <= EXACT:
+                if self.data.remote or not truncated(a.main, b.main, self.data):
+                    return None
+                how = f"each value is cut to {b.form if not wide else a.form}, not rounded"
+            else:
+                how = "equal up to rounding"
         return replace(made, kinds=(Change.CAST,), reason=f"{a.form} to {b.form}: {how}", evidence=relation.evidence)
 
     def _quantised(self, a: Matrix, b: Matrix, made: TensorChange, evidence: Evidence) -> TensorChange:
         from .numbers import apart
 
-        measured = apart(a, b, self.data, whole=False)
+        few = a.shape and a.shape[0] * a.shape[-1] <= (MOST_DECODED if a.packed or b.packed else 4 * MOST_DECODED)
+        measured = apart(a, b, self.data, whole=bool(few) and self.verify is Verify.FULL)
         words = f"{a.form} to {b.form}: within what quantisation explains"
         if measured is None:
             return replace(made, kinds=(Change.QUANTISED,), reason=words, evidence=evidence)
+        evidence = evidence if measured.sampled else Evidence.PROVED
+        if not measured.finite or measured.worst > max(BROKEN_ROW, OUTLIER * measured.relative):
+            told = (
+                f"row {measured.row:,} differs more than quantisation explains" if measured.finite else "numbers became none, or infinite"
+            )
+            return replace(made, kinds=(Change.DRIFTED, Change.QUANTISED), allowed=False, reason=f"{a.form} to {b.form}: {told}",
+                           evidence=evidence, max_difference=measured.max_difference, relative_error=measured.relative,
+                           cosine=measured.cosine)  # fmt: skip
         return replace(
             made,
             kinds=(Change.QUANTISED,),
@@ -273,7 +276,7 @@ class Comparer:
         """The first of what converters do that explains it."""
         if a.packed or b.packed or self.data.remote or max(a.nbytes, b.nbytes) > MOST_HELD:
             return None
-        for step in self._tried(a, b, before, after):
+        for step in steps(a, b, before, after, self._conversion()):
             from .numbers import forget, in_memory
 
             tensor = in_memory((b if step.second else a).main, step.data, step.shape, step.dtype, self.data)
@@ -290,34 +293,15 @@ class Comparer:
                 forget(self.data, tensor)
         return None
 
-    def _tried(self, a: Matrix, b: Matrix, before: Unit, after: Unit) -> Iterator[_Step]:
-        """What one of the two would be after each step that is known of converters."""
-        from . import numbers
-        from .rows import in_order
-
-        name = next((unit.name for unit in (after, before) if _ROTARY.search(unit.name) or _NORM.search(unit.name)), "")
-        from_gguf = self.before.format == "gguf"
-        if self.converted and a.shape == b.shape and _ROTARY.search(name):
-            for order in in_order(a, b, self.heads, self.data, back=from_gguf):
-                words = "GGUF keeps the rows of q and k of this family in rotary order"
-                rows = numbers.reordered(a.main, order, self.data)
-                yield _Step(Change.PERMUTED, words, rows, a.main.shape, a.main.dtype)
-        if self.converted and PLUS_ONE.match(self.family) and _NORM.search(name) and a.shape == b.shape:
-            from ..values import encode
-
-            # always on the side that has not been through it: taking one away again would lose digits
-            plain = (b if from_gguf else a).main
-            data = encode((numbers.floats(plain, self.data) + 1.0).astype("float32"), "F32")
-            words = "the converter of Gemma adds one to the weights of norms, as llama.cpp multiplies by them alone"
-            if data is not None:
-                yield _Step(Change.SHIFTED, words, data, plain.shape, "F32", second=from_gguf)
-        if self._turns() and len(a.shape) == 2 and a.shape[::-1] == b.shape:
-            # blocks lie along a row, so it is the other side that is turned
-            second = DTYPES[a.main.dtype].block > 1
-            plain = (b if second else a).main
-            if DTYPES[plain.dtype].block == 1:
-                data = numbers.turned(plain, self.data)
-                yield _Step(Change.TRANSPOSED, self._turns(), data, plain.shape[::-1], plain.dtype, second=second)
+    def _conversion(self) -> Conversion:
+        return Conversion(
+            data=self.data,
+            converted=self.converted,
+            from_gguf=self.before.format == "gguf",
+            family=self.family,
+            heads=self.heads,
+            turns=self._turns(),
+        )
 
     def _changed(self, relation: Relation, a: Matrix, b: Matrix, made: TensorChange) -> TensorChange:
         """The values are others: how far, and whether a known step leaves such a change."""
@@ -332,7 +316,11 @@ class Comparer:
         )
         made = replace(made, kinds=(kind,), allowed=False, reason=relation.detail.replace("before\0", ""), evidence=relation.evidence)
         if a.shape != b.shape:
-            return replace(made, kinds=(Change.UNRELATED,), reason=f"{_dims(a)} before, {_dims(b)} after")
+            words = f"{_dims(a)} before, {_dims(b)} after"
+            if (a.packed or b.packed) and a.shape[1:] == b.shape[1:]:
+                words = f"a quantised matrix with another number of rows ({words})"
+                return replace(made, kinds=(Change.NOT_COMPARED,), allowed=True, reason=words, evidence=Evidence.HEADER)
+            return replace(made, kinds=(Change.UNRELATED,), reason=words)
         from .numbers import apart, rank_of_change, same_rows
 
         both = not (a.packed or b.packed)

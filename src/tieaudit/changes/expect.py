@@ -34,11 +34,10 @@ def judged(words: Iterable[str], changes: Changes, skipped: tuple[Skip, ...], no
 
 def _same_ties(changes: Changes) -> Expectation:
     name = "same-ties"
-    apart = [tie for tie in changes.ties if tie.kept is False or (tie.kept is None and (tie.before is None) != (tie.after is None))]
+    apart = [tie for tie in changes.ties if tie.kept is False]
     if apart:
-        tie = apart[0]
-        names = (tie.before or tie.after).names if (tie.before or tie.after) else ()  # type: ignore[union-attr]
-        return Expectation(name=name, met=False, reason=f"{' and '.join(names)}: {tie.words}")
+        names = apart[0].before.names if apart[0].before else ()
+        return Expectation(name=name, met=False, reason=f"{' and '.join(names)}: {apart[0].words}")
     unknown = [tie for tie in changes.ties if tie.kept is None]
     if unknown:
         return Expectation(name=name, met=None, reason=unknown[0].words)

@@ -56,7 +56,7 @@ _BLOCK = {
     "post_norm": "post_per_layer_input_norm",
 }
 _LAYER = re.compile(r"^(?:layers|h|blocks|layer)\.(\d+)\.(.+)$")
-_EXPERT = re.compile(r"\.experts\.(\d+)\.")
+_EXPERT = re.compile(r"\.experts\.(\d{1,6})\.")
 
 
 def _turned(table: dict[str, str]) -> dict[str, tuple[str, ...]]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from ..dtypes import DTYPES
 from ..errors import FormatError
+from ..kinds import Verify
 from ..names import plain
 from .compare import Comparer
 from .gguf_names import MOVING, candidates
@@ -18,7 +19,6 @@ MAX_TRIED = 20_000  # pairs of tensors without a name in common that are looked 
 MAX_STACK = 4_096  # experts of one layer
 _NUMBER = re.compile(r"\d+")
 _FLAX = {"kernel": "weight", "embedding": "weight", "scale": "weight"}
-_FREE_NAMES = frozenset(("onnx", "openvino", "ctranslate2"))  # formats in which names need not be those of parameters
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ def match(before: Side, after: Side, comparer: Comparer) -> Matched:
     if "flax" in comparer.formats:
         _by_key(found, _of_flax, "Flax's name")
     _by_role(found, before, after)
-    if not comparer.data.remote and (_FREE_NAMES & comparer.formats or found.lost):
+    if not comparer.data.remote and comparer.verify is not Verify.HEADERS:
         _by_values(found, comparer)
     return found
 

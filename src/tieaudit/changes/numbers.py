@@ -20,6 +20,8 @@ from ..values import Floats, decode, raw
 BLOCK = 1 << 18  # elements held at once
 MOST = 1 << 26  # elements that are all looked at; of larger tensors rows
 ROWS, COLUMNS = 64, 512  # of a larger one, and those in which a rank is looked for
+MOST_WIDE = 1 << 20  # elements of a row that is looked at whole
+MOST_ROWS = 1 << 20  # that are told apart in any order
 MOST_COPIED = 1 << 28  # bytes of a tensor that is held in memory in another order
 GAP = 0.02  # of two singular values one behind the other, where the rank of a change ends
 MOST_RANK = 1 / 3  # of the rows; beyond it a change is no low-rank one
@@ -34,6 +36,9 @@ class Apart:
     cosine: float
     sampled: bool
     finite: bool = True
+    worst: float = 0.0
+    """Relative difference of the row that differs most, and its number."""
+    row: int = 0
 
 
 class Memory:
@@ -86,7 +91,7 @@ def apart(a: Matrix, b: Matrix, data: TensorBytes, *, whole: bool) -> Apart | No
     if len(shape) != 2 or b.shape != shape or 0 in shape:
         return None
     height, width = shape
-    complete = whole and height * width <= MOST
+    complete = whole and height * width <= MOST and width <= MOST_WIDE
     if complete:
         step = max(1, BLOCK // width)
         numbers = [list(range(row, min(row + step, height))) for row in range(0, height, step)]
@@ -99,20 +104,29 @@ def apart(a: Matrix, b: Matrix, data: TensorBytes, *, whole: bool) -> Apart | No
     if not columns:
         return None
     largest, dot, square_a, square_b, square_d, finite = 0.0, 0.0, 0.0, 0.0, 0.0, True
+    worst, row = 0.0, 0
     for some in numbers:
         with np.errstate(all="ignore"):
             ours, theirs = (_some_rows(matrix, some, columns, data).astype(np.float64) for matrix in (a, b))
         good = np.isfinite(ours) & np.isfinite(theirs)
         same = ours == theirs
         finite = finite and bool(np.all(good | same | (np.isnan(ours) & np.isnan(theirs))))
-        ours, theirs = ours[good], theirs[good]
+        ours, theirs = np.where(good, ours, 0.0), np.where(good, theirs, 0.0)
         delta = ours - theirs
+        lengths, errors = (np.sqrt(np.einsum("ij,ij->i", side, side)) for side in (ours, delta))
+        # against the usual row too: what a quantiser makes of a row of nearly nothing says nothing
+        against = np.maximum(lengths, lengths.mean())
+        each = np.divide(errors, against, out=np.where(errors > 0, np.inf, 0.0), where=against > 0)
+        at = int(each.argmax())
+        if each[at] > worst:
+            worst, row = float(each[at]), some[at]
+        ours, theirs, delta = ours.ravel(), theirs.ravel(), delta.ravel()
         largest = max(largest, float(np.abs(delta).max(initial=0.0)))
         dot += float(ours @ theirs)
         square_a, square_b, square_d = square_a + float(ours @ ours), square_b + float(theirs @ theirs), square_d + float(delta @ delta)
     norm = np.sqrt(square_a * square_b)
     relative = float(np.sqrt(square_d / square_a)) if square_a else 0.0
-    return Apart(largest, relative, float(dot / norm) if norm else 0.0, not complete, finite)
+    return Apart(largest, relative, float(dot / norm) if norm else 0.0, not complete, finite, worst, row)
 
 
 def _some_rows(matrix: Matrix, numbers: list[int], columns: int, data: TensorBytes) -> Floats:
@@ -171,6 +185,8 @@ def turned(tensor: TensorRecord, data: TensorBytes) -> bytes:
 def same_rows(a: TensorRecord, b: TensorRecord, data: TensorBytes) -> bool:
     """Both hold the same rows, in whatever order."""
     height, width = a.shape[0], a.nbytes // a.shape[0]
+    if height > MOST_ROWS:
+        return False
     ours, theirs = (data.read(tensor, 0, tensor.nbytes) for tensor in (a, b))
     cut = [sorted(side[row * width : (row + 1) * width] for row in range(height)) for side in (ours, theirs)]
     return cut[0] == cut[1] and len(set(cut[0])) > 1
@@ -184,6 +200,19 @@ def overflows(wide: TensorRecord, narrow: TensorRecord, data: TensorBytes) -> in
         big, small = (decode(raw(data, tensor, at, n), tensor.dtype) for tensor in (wide, narrow))
         count += int((np.isfinite(big) & ~np.isfinite(small)).sum())
     return count
+
+
+def truncated(a: TensorRecord, b: TensorRecord, data: TensorBytes) -> bool:
+    """The BF16 side holds the upper halves of the F32 side: a cast that cuts instead of rounding."""
+    wide, narrow = (a, b) if a.dtype == "F32" else (b, a)
+    if (wide.dtype, narrow.dtype) != ("F32", "BF16"):
+        return False
+    for at in range(0, wide.numel, BLOCK):
+        n = min(BLOCK, wide.numel - at)
+        big, small = np.frombuffer(raw(data, wide, at, n), "<u4"), np.frombuffer(raw(data, narrow, at, n), "<u2")
+        if not np.array_equal(big >> np.uint32(16), small):
+            return False
+    return True
 
 
 def plain_rows(tensor: TensorRecord, first: int, data: TensorBytes) -> bool:

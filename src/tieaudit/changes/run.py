@@ -237,6 +237,8 @@ class _Comparison:
             for file_ in side.edition.files if side.edition else ():
                 for words in file_.unread:
                     yield Skip(f"{which}: {file_.name}", words)
+        if not self.pairs and self.before.units and self.after.units:
+            yield Skip("the tensors of the two", "no tensor of one is known to be one of the other")
         for pair in self.pairs:
             if pair.kind is Change.NOT_COMPARED and not pair.allowed:
                 yield Skip(pair.after.name, pair.reason)

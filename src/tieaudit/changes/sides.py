@@ -15,7 +15,7 @@ from ..config import Config, read
 from ..difference import SideSummary, Stored
 from ..errors import FormatError, TargetError
 from ..evidence import Gathering, Progress
-from ..inspectors.rule import EditionCase, TieState
+from ..inspectors.rule import EditionCase
 from ..kinds import Verify
 from ..loaders import sharded
 from ..names import Matrix, StoredNames
@@ -84,12 +84,6 @@ class Side:
     def foreign(self) -> bool:
         """Names are a format's own."""
         return self.edition is not None and self.edition.foreign
-
-    @property
-    def tie(self) -> TieState | None:
-        """Embedding and head, if they can be one matrix."""
-        states = [state for state in self.case.ties if state.group.role == "embedding-head"] if self.case else []
-        return next((state for state in states if state.holder), states[0] if states else None)
 
     def unit(self, role: str) -> Unit | None:
         return next((unit for unit in self.units.values() if unit.role == role), None)

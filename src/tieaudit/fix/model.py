@@ -95,7 +95,8 @@ class Kept:
 class Rewrite:
     """A new file. `source` is the file that it takes the place of, `format` names the writer. `aliases` {name: kept name}: second names of
     a stored tensor, where the format can say so. `dropped`: names of `source` that are not in the new file. `apart`: names that shared a
-    storage get one each."""
+    storage get one each. `instead` {name left out: (name that is read in its place, whether transposed)}: for formats whose nodes name
+    what they read."""
 
     name: str
     source: str
@@ -104,6 +105,7 @@ class Rewrite:
     aliases: Mapping[str, str] = field(default_factory=dict)
     dropped: frozenset[str] = frozenset()
     apart: bool = False
+    instead: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 

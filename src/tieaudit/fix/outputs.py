@@ -14,6 +14,7 @@ from ..sources.local import LocalFolder
 from . import jsontext
 from .draft import Draft, key
 from .model import Kept, Rewrite, Text
+from .steps import graphs
 from .steps.formats import converted
 from .writers import family, writer
 
@@ -76,6 +77,8 @@ def _rewrite(draft: Draft, edition: Edition, file: LoadedFile) -> Rewrite:
         else:
             kept.append(Kept(name=draft.renamed.get(key(tensor), tensor.name), tensor=tensor))
     metadata = {"format": "pt"} if convert else _metadata(draft.folder, file)
+    if file.format == "gguf":
+        metadata = graphs.counted(draft, edition)
     if file.format == "safetensors" or convert:
         metadata = _notes(draft, file, metadata, unexplained=convert)
     return Rewrite(
@@ -86,6 +89,7 @@ def _rewrite(draft: Draft, edition: Edition, file: LoadedFile) -> Rewrite:
         aliases=aliases,
         dropped=frozenset(dropped),
         apart=file.name in draft.apart,
+        instead=graphs.instead(draft, file) if file.format == "onnx" else {},
         metadata=metadata,
     )
 

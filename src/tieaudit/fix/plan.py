@@ -20,10 +20,10 @@ from .draft import Draft
 from .files import listing
 from .model import DROPS, SIDES, Choices, Left, Plan, Rewrite, Text
 from .outputs import outputs
-from .steps import flags, formats, shards, slack, ties
+from .steps import flags, formats, graphs, shards, slack, ties
 
 HEAD = 200  # bytes of a header per tensor, its name left out
-STEPS = (flags.plan, ties.plan, shards.plan, slack.plan, formats.plan)
+STEPS = (flags.plan, ties.plan, graphs.plan, shards.plan, slack.plan, formats.plan)
 
 
 def plan_fix(

@@ -126,6 +126,8 @@ class Keys:
     values: Mapping[str, str | float] = field(default_factory=dict)
     twice: tuple[str, ...] = ()
     """Keys that are there more than once."""
+    places: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """(type, byte of the file) of each value of `values`."""
 
     def word(self, key: str) -> str:
         """A text value; "" if it is absent or no text."""
@@ -157,6 +159,7 @@ def read(source: Source) -> tuple[Keys, Window]:
         if said > limit or said * least > nbytes:
             raise FormatError(name, f"says that it has {said:,} {what}: no such file, or a truncated one", 8)
     values: dict[str, str | float] = {}
+    places: dict[str, tuple[int, int]] = {}
     seen: set[bytes] = set()
     twice: list[str] = []
     for _ in range(count):
@@ -168,10 +171,11 @@ def read(source: Source) -> tuple[Keys, Window]:
             seen.add(key)
         (kind,) = window.numbers("I")
         word = key.decode("utf-8", "replace") if len(key) <= 128 else ""
+        place = window.at
         value = _value(window, kind, keep=word in KEPT and word not in values)
         if value is not None:
-            values[word] = value
-    return Keys(version=version, big=big, tensors=tensors, values=values, twice=tuple(twice)), window
+            values[word], places[word] = value, (kind, place)
+    return Keys(version=version, big=big, tensors=tensors, values=values, twice=tuple(twice), places=places), window
 
 
 def _value(window: Window, kind: int, *, keep: bool, depth: int = 0) -> str | float | None:

@@ -33,7 +33,7 @@ class Writer(Protocol):
         """Write the whole file to the descriptor `out`, with bounded memory."""
 
 
-WRITERS = {"safetensors": "safetensors", "torch": "torch_zip"}
+WRITERS = {"safetensors": "safetensors", "torch": "torch_zip", "gguf": "gguf", "onnx": "onnx"}
 
 
 def writer(file_format: str) -> Writer | None:
