@@ -60,10 +60,9 @@ def test_importing_the_package_imports_nothing_else() -> None:
 def test_every_module_can_be_imported_on_its_own() -> None:
     root = Path(tieaudit.__file__).parent
     names = [".".join(("tieaudit", *path.relative_to(root).with_suffix("").parts)) for path in sorted(root.rglob("*.py"))]
-    # the catalog's generator needs transformers, __main__ runs
-    names = [
-        name.removesuffix(".__init__") for name in names if "__main__" not in name and (".catalog." not in name or name.endswith("lookup"))
-    ]
+    # the catalog's generator needs transformers, __main__ runs, a callback for Lightning is one of its own
+    left = {"tieaudit.__main__", "tieaudit.live.lightning"}
+    names = [name.removesuffix(".__init__") for name in names if name not in left and (".catalog." not in name or name.endswith("lookup"))]
     code = (
         "import importlib, sys\nfor name in sys.argv[1:]:\n"
         " for known in [n for n in sys.modules if n.startswith('tieaudit')]: del sys.modules[known]\n"
