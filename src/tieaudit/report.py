@@ -48,6 +48,8 @@ class Finding:
     evidence: Evidence = Evidence.HEADER
     cause: str | None = None
     fix: str | None = None
+    waste: tuple[tuple[str, str, int], ...] = field(default=(), compare=False, repr=False)
+    """What of which file is wasted (file, what, bytes), for those who add up where. Not a part of the JSON contract."""
 
 
 @dataclass(frozen=True, slots=True)
