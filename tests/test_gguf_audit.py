@@ -440,3 +440,16 @@ def test_of_many_quantisations_in_a_repository_the_first_two_are_read(online: Hu
     assert [skip.subject for skip in report.not_compared] == ["model-Q5.gguf", "model-Q8.gguf"]
     assert not [path for path in online.requests if "Q5" in str(path) or "Q8" in str(path)]
     assert [name for name, _ in audit("hf://org/many@main/model-Q8.gguf").files] == ["model-Q8.gguf"]
+
+
+def test_the_engines_of_a_gguf_are_llama_cpp_by_its_architecture(tmp_path: Path) -> None:
+    table = np.random.default_rng(3).standard_normal((64, 32), np.float32)
+    for architecture, ends, expected in (
+        ("llama", {EMBEDDING: (table, Type.F16)}, [("llama.cpp", "tied_to_embed")]),
+        ("llama", {EMBEDDING: (table, Type.F16), HEAD: (-table, Type.F16)}, [("llama.cpp", "both_kept")]),
+        ("olmo2", {EMBEDDING: (table, Type.F16)}, [("llama.cpp", "error")]),
+        ("nobody", {EMBEDDING: (table, Type.F16)}, []),
+    ):
+        write(tmp_path / "model.gguf", {**ends, **LAYER}, architecture=architecture)
+        [tie] = audit(tmp_path / "model.gguf").ties
+        assert [(outcome.engine, outcome.outcome) for outcome in tie.engines] == expected, architecture

@@ -127,7 +127,8 @@ class LoadedFile:
     """One file, read. `storages` lists every storage, also those that no tensor views; `dead` are extents of the file that
     belong to nothing. `aliases` are the writer's own notes {name left out: name kept}. `unread` says what could not be seen.
     `data` are further files that hold its bytes (name, nbytes). `foreign`: the names are the format's own, not the parameters of
-    an architecture; then only `ends` says what is shared."""
+    an architecture; then only `ends` says what is shared. `architecture` is GGUF's
+    `general.architecture`."""
 
     name: str
     format: str
@@ -142,6 +143,7 @@ class LoadedFile:
     data: tuple[tuple[str, int], ...] = ()
     ends: tuple[Ends, ...] = ()
     foreign: bool = False
+    architecture: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,9 +70,8 @@ def audit(
         raise OptionError("--timeout", str(timeout), "a number of seconds above 0")
     if trust_remote_code and not load:
         raise OptionError("--trust-remote-code", "on", "it is for --load; nothing else runs code")
-    # of a Hub id the cache: transformers loads whole files
-    access = Access(revision=revision, subfolder=subfolder, offline=offline or load, seconds=timeout)
-    folder, only = resolve(os.fspath(target), access)
+    access = Access(revision=revision, subfolder=subfolder, offline=offline, seconds=timeout)
+    folder, only = _on_this_machine(os.fspath(target), access) if load else resolve(os.fspath(target), access)
     root = _loadable(os.fspath(target), folder, only) if load else None
     level = asked or (Verify.SAMPLE if folder.remote else Verify.FULL)
     if level is Verify.FULL:
@@ -114,12 +113,26 @@ def audit(
     )
 
 
+def _on_this_machine(target: str, access: Access) -> tuple[Folder, str | None]:
+    """For --load: transformers takes whole files, so of a Hub id only what the cache holds is looked at."""
+    advice = "--load needs its files here"
+    scheme, colon, _ = target.partition("://")
+    if colon and scheme not in ("hf", "http", "https") and not os.path.lexists(target):
+        raise TargetError(target, "is not on this machine", advice)
+    try:
+        return resolve(target, replace(access, offline=True))
+    except TargetError as error:
+        if access.offline or "Hub cache" not in error.what:
+            raise
+        raise TargetError(error.target, error.what, f"{advice}: hf download fetches them") from None
+
+
 def _loadable(target: str, folder: Folder, only: str | None) -> Path:
     """The folder that transformers loads from. TargetError if it cannot: it takes whole folders on this machine."""
     if not isinstance(folder, LocalFolder):
         raise TargetError(target, "is not on this machine", "--load needs its files here")
     if only is not None and only not in sharded.PREFERENCE:
-        raise TargetError(target, "is one file", "--load takes the folder of a model")
+        raise TargetError(target, "is one file, and no model by itself", "--load takes the folder of a model")
     from .live.hush import hushed
 
     try:

@@ -39,6 +39,8 @@ _NESTED = {"gemma3": "Gemma3ForConditionalGeneration"}
 
 def of_tie(case: Case, edition_case: EditionCase, state: TieState) -> tuple[EngineOutcome, ...]:
     """What engines make of embedding and head; empty if the tie is not about them, or if nobody knows."""
+    if edition_case.edition.format == "gguf":
+        return _of_gguf(edition_case, state)
     if state.group.role != "embedding-head" or state.group.wiring is not Wiring.CONFIG or case.config is None:
         return ()
     # imported, and the table read, when there is something to ask
@@ -46,6 +48,18 @@ def of_tie(case: Case, edition_case: EditionCase, state: TieState) -> tuple[Engi
 
     question = _question(case, case.config, edition_case, state)
     return outcomes(question) if question else ()
+
+
+def _of_gguf(edition_case: EditionCase, state: TieState) -> tuple[EngineOutcome, ...]:
+    from ..engines.lookup import of_gguf
+
+    embedding, head = (edition_case.stored.find(name) for name in state.group.names[:2])
+    relation = state.pairs[0].relation if state.pairs else None
+    stored = (
+        "embed_only" if head is None else "head_only" if embedding is None else _STORED.get(relation.kind, ("",))[0] if relation else ""
+    )
+    architecture = next((file.architecture for file in edition_case.edition.files if file.architecture), "")
+    return of_gguf(architecture, stored) if stored and edition_case.edition.whole else ()
 
 
 def of_group(case: Case, edition: str, canonical: str) -> tuple[EngineOutcome, ...]:

@@ -99,6 +99,7 @@ def load(source: Source) -> LoadedFile:
     return GgufFile(
         name=name,
         format=FORMAT,
+        architecture=keys.word("general.architecture"),
         nbytes=nbytes,
         tensors=tuple(tensors),
         storages=tuple(tensor.storage for tensor in tensors),
