@@ -43,7 +43,7 @@ class DefaultGroup(click.Group):
         return [*found, *(item for item in audit_command.shell_complete(audit, incomplete) if item.value not in known)]
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        formatter.write_usage(ctx.command_path, "[OPTIONS] TARGET...  |  rules [CODE|NAME]")
+        formatter.write_usage(ctx.command_path, "[OPTIONS] TARGET...  |  size TARGET...  |  rules [CODE|NAME]")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The options of an audit stand here too: it is what nearly everyone runs."""
