@@ -202,7 +202,7 @@ def _page(outcomes: Sequence[Outcome], *, several: bool) -> str:
     try:
         from ..reporters import html
     except ImportError as error:
-        raise click.ClickException(f"--format html needs {error.name or 'jinja2'} (pip install 'tieaudit[html]')") from None
+        raise click.ClickException(f"--format html needs {error.name or 'jinja2'} (pip install jinja2)") from None
     report = None if several else outcomes[0].report
     try:
         return html.render(report) if report else html.render_several(outcomes)
