@@ -22,7 +22,7 @@ from .report import Cost, Report, Skip, Totals
 from .sources import Folder
 from .sources.local import LocalFolder
 from .sources.target import TIMEOUT, Access, resolve
-from .summary import reason, ties
+from .summary import ends, reason, ties
 
 FULL_REQUESTS = 1000  # that --verify full may spend on samples beyond the ties
 MIN_WASTE = 1024  # bytes; below it repeats are norms and scales
@@ -108,6 +108,8 @@ def audit(
         filtered=bool(chosen or left),
         reason=reason(case),
         live=case.live,
+        checkpoint=checkpoint,
+        ends=tuple(ends(case)),
     )
 
 
