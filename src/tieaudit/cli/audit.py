@@ -113,9 +113,7 @@ def audit_command(
     ctx.exit(_single(partial(run, targets[0]), targets[0], bar, gate, shown, engines, deliver))
 
 
-def _single(
-    run: Callable[[], Report], target: str, bar: Bar, gate: Gate, shown: str, engines: bool, deliver: Callable[..., None]
-) -> int:
+def _single(run: Callable[[], Report], target: str, bar: Bar, gate: Gate, shown: str, engines: bool, deliver: Callable[..., None]) -> int:
     """The exit code of one target."""
     from ..errors import TieauditError
 
