@@ -5,18 +5,27 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 READY4 := .venv-v4/.ready
 
-.PHONY: demo test sweep check format bench catalog conformance fixtures readme clean
+.PHONY: demo test test-browser sweep check format bench catalog conformance fixtures readme docs clean
 
 demo: $(READY) ## build two real models, one healthy and one broken, and audit both
 	$(BIN)/python fixtures/demo.py demo
 	-$(BIN)/tieaudit demo/healthy
 	@echo
 	-$(BIN)/tieaudit demo/broken
+	-@$(BIN)/tieaudit demo/broken --fail-on never --format html:demo/broken.html
 	@echo
+	@echo "The same as a page, for a browser: demo/broken.html"
 	@echo "The models are in demo/. Try: $(BIN)/tieaudit demo/broken --format json --fail-on warning"
 
 test: $(READY) ## the whole suite
 	$(BIN)/python -m pytest -n 2 -q
+
+test-browser: $(READY) ## the HTML page in a real Chromium, which Debian's apt installs if it is missing
+	@for name in $${CHROMIUM:-chromium} chromium-browser google-chrome; do command -v "$$name" >/dev/null && exit 0; done; \
+	if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; \
+	else echo "These tests need Chromium: install it, or name the program in CHROMIUM." >&2; exit 1; fi
+	$(BIN)/python -m pytest -q -m browser tests/browser
 
 sweep: $(READY) ## the slow tests: every architecture, under all flags, in both formats
 	$(BIN)/python -m pytest -n 2 -q -m slow
@@ -47,6 +56,9 @@ fixtures: $(READY) ## rebuild the checkpoints per rule
 
 readme: $(READY) ## rebuild the generated parts of README.md
 	$(BIN)/python tests/readme.py --write
+
+docs: $(READY) ## rebuild the pages of the rules
+	$(BIN)/python tests/rule_pages.py --write
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

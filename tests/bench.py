@@ -145,6 +145,7 @@ CASES = (
     Case("onnx", "440 MB ONNX, weights inline", 0.20, 40, (("onnx.load, initializers", ONNX_LOAD),)),
 )  # fmt: skip
 FIX = 1.5  # CPU of a fix against `cp -r` of the same folder, at most
+LOADED = {"plain": 1.15, "tied": 1.15, "torch": 1.15}  # memory over the imports that --load may take, as a multiple of the weights
 PROOF = 0.7  # speed of the whole compare against comparing memory, at least
 
 
@@ -263,10 +264,29 @@ def proof(runs: dict[str, list[Run]], repeat: int, env: dict[str, str]) -> None:
     print(f"  target speed >= {PROOF} x comparing memory: {met} ({memory / own:.2f} x; {memory:.3f} s)")
 
 
+def load(inputs: Path) -> None:
+    """What `--load` holds beyond its imports, against the unique bytes of the model: each weight once, wherever it has a second name."""
+    env = environment(inputs)
+    floor = measured(["-c", "import tieaudit.live.loading, tieaudit.stages; from transformers import Qwen2ForCausalLM"], env)
+    print(f"\nload: `--load` of a checkpoint; its imports take {floor.cpu:.1f} s and {floor.rss:.0f} MiB")
+    for case in CASES:
+        if case.name not in LOADED or not (inputs / case.name).exists():
+            continue
+        run = measured(["-m", "tieaudit", str(inputs / case.name), "--load", "--format", "json", "--fail-on", "never"], env)
+        try:
+            live = json.loads(run.out)["live"]
+        except (ValueError, KeyError):
+            print(f"  {case.name}: no report: {run.out[:200]!r}")
+            continue
+        unique = live["parameters"]["unique"] * 2 / MIB  # all of them in BF16
+        print(f"  {case.what:44} {run.cpu:6.1f} s {run.rss:7.0f} MiB; {unique:.0f} MiB of unique weights")
+        verdict("memory over the imports, of the weights", (run.rss - floor.rss) / unique, LOADED[case.name], "x")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--inputs", type=Path, default=ROOT / "bench")
-    parser.add_argument("--only", nargs="+", choices=[case.name for case in CASES])
+    parser.add_argument("--only", nargs="+", choices=[*(case.name for case in CASES), "load"])
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
@@ -284,6 +304,8 @@ def main() -> None:
                 print(f"\n{case.name}: its input cannot be built here")
                 continue
         bench(case, folder, repeat, quick=options.quick)
+    if not options.only or "load" in options.only:
+        load(options.inputs.resolve())
 
 
 if __name__ == "__main__":

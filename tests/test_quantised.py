@@ -487,10 +487,12 @@ def test_an_fp8_head_that_the_config_skips_loses_its_scale_on_a_gpu(
 ) -> None:
     from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer
 
+    # made before: the form itself is read back as on a CPU
+    saved = library("fp8-block").path
     # without a GPU it reads everything as BF16, scale and all; what it would make of the names on one is asked here
     monkeypatch.setattr(FineGrainedFP8HfQuantizer, "validate_environment", lambda *_, **__: None)
     for number, (skipped, wrong) in enumerate((((["lm_head"]), True), (None, True), (["nothing"], False))):
-        path = hacked(library("fp8-block").path, tmp_path / str(number), asks={"modules_to_not_convert": skipped})
+        path = hacked(saved, tmp_path / str(number), asks={"modules_to_not_convert": skipped})
         with quiet():
             _, told = _reloaded(path, output_loading_info=True)
         assert ("lm_head.weight_scale_inv" in told["unexpected_keys"]) is wrong

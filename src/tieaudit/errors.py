@@ -7,6 +7,7 @@
     ├── TargetError    there is nothing that can be audited: one line, exit 2
     │   └── MissingLibrary  something public needs a package that is not installed; an ImportError too
     ├── OptionError    an option has a value that nothing answers to: one line, exit 2
+    ├── SettingsError  a file of settings or accepted findings cannot be taken as it is: one line, exit 2
     └── BrokenTie      `assert_tied`: names in memory are not one Parameter; an AssertionError too
 
 The arguments are data and the message is derived from them: what is wrong, where, what to do.
@@ -72,6 +73,19 @@ class OptionError(TieauditError):
 
     def __str__(self) -> str:
         return f"{self.option}: {self.value!r} is not known ({self.advice})"
+
+
+class SettingsError(TieauditError):
+    """A file that the user keeps beside the models says something that is not understood. `where` is the key, "" for the whole file."""
+
+    def __init__(self, file: str, where: str, what: str) -> None:
+        super().__init__(file, where, what)
+        self.file = file
+        self.where = where
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.where}: {self.what}" if self.where else f"{self.file}: {self.what}"
 
 
 class BrokenTie(TieauditError, AssertionError):

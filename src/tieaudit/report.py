@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from .alive import Live
+from .checkpoint import Checkpoint
 from .kinds import Evidence
 
 
@@ -47,6 +48,8 @@ class Finding:
     evidence: Evidence = Evidence.HEADER
     cause: str | None = None
     fix: str | None = None
+    waste: tuple[tuple[str, str, int], ...] = field(default=(), compare=False, repr=False)
+    """What of which file is wasted (file, what, bytes), for those who add up where. Not a part of the JSON contract."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +166,10 @@ class Report:
     """Why a healthy checkpoint is healthy, as a clause."""
     live: Live | None = None
     """The model in memory, if one was looked at."""
+    checkpoint: Checkpoint | None = field(default=None, compare=False, repr=False)
+    """What was read: files, storages, tensors; for reports that draw or count them. Not a part of the JSON contract."""
+    ends: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
+    """(name of a stored tensor, "embedding" or "head") as the claim knows them."""
 
     @property
     def verdict(self) -> str:

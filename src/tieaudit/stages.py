@@ -22,7 +22,7 @@ from .report import Cost, Report, Skip, Totals
 from .sources import Folder
 from .sources.local import LocalFolder
 from .sources.target import TIMEOUT, Access, resolve
-from .summary import reason, ties
+from .summary import ends, reason, ties
 
 FULL_REQUESTS = 1000  # that --verify full may spend on samples beyond the ties
 MIN_WASTE = 1024  # bytes; below it repeats are norms and scales
@@ -70,9 +70,8 @@ def audit(
         raise OptionError("--timeout", str(timeout), "a number of seconds above 0")
     if trust_remote_code and not load:
         raise OptionError("--trust-remote-code", "on", "it is for --load; nothing else runs code")
-    # of a Hub id the cache: transformers loads whole files
-    access = Access(revision=revision, subfolder=subfolder, offline=offline or load, seconds=timeout)
-    folder, only = resolve(os.fspath(target), access)
+    access = Access(revision=revision, subfolder=subfolder, offline=offline, seconds=timeout)
+    folder, only = _on_this_machine(os.fspath(target), access) if load else resolve(os.fspath(target), access)
     root = _loadable(os.fspath(target), folder, only) if load else None
     level = asked or (Verify.SAMPLE if folder.remote else Verify.FULL)
     if level is Verify.FULL:
@@ -109,7 +108,23 @@ def audit(
         filtered=bool(chosen or left),
         reason=reason(case),
         live=case.live,
+        checkpoint=checkpoint,
+        ends=tuple(ends(case)),
     )
+
+
+def _on_this_machine(target: str, access: Access) -> tuple[Folder, str | None]:
+    """For --load: transformers takes whole files, so of a Hub id only what the cache holds is looked at."""
+    advice = "--load needs its files here"
+    scheme, colon, _ = target.partition("://")
+    if colon and scheme not in ("hf", "http", "https") and not os.path.lexists(target):
+        raise TargetError(target, "is not on this machine", advice)
+    try:
+        return resolve(target, replace(access, offline=True))
+    except TargetError as error:
+        if access.offline or "Hub cache" not in error.what:
+            raise
+        raise TargetError(error.target, error.what, f"{advice}: hf download fetches them") from None
 
 
 def _loadable(target: str, folder: Folder, only: str | None) -> Path:
@@ -117,7 +132,7 @@ def _loadable(target: str, folder: Folder, only: str | None) -> Path:
     if not isinstance(folder, LocalFolder):
         raise TargetError(target, "is not on this machine", "--load needs its files here")
     if only is not None and only not in sharded.PREFERENCE:
-        raise TargetError(target, "is one file", "--load takes the folder of a model")
+        raise TargetError(target, "is one file, and no model by itself", "--load takes the folder of a model")
     from .live.hush import hushed
 
     try:

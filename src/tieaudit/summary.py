@@ -145,6 +145,24 @@ def _summary(claim: str, pair: Pair | None, relation: Relation | None, state: Ti
     }[relation.kind]
 
 
+def ends(case: Case) -> Iterator[tuple[str, str]]:
+    """(name of a stored tensor, "embedding" or "head") of every edition, all parts of a packed matrix."""
+    for edition_case in case.judged:
+        claim, stored = edition_case.claim, edition_case.stored
+        named = [(claim.embedding, "embedding"), (claim.head, "head")]
+        for group in claim.groups:
+            if group.role in ("embedding-head", "embedding"):
+                heads = {claim.head} if claim.head else {alias.name for alias in group.aliases if group.role == "embedding-head"}
+                named += [(name, "head" if name in heads else "embedding") for name in group.names]
+        told: set[str] = set()
+        for name, end in named:
+            matrix = stored.find(name, claim.other_names) if name else None
+            for part in matrix.parts if matrix else ():
+                if part.name not in told:
+                    told.add(part.name)
+                    yield part.name, end
+
+
 def reason(case: Case) -> str:
     """Why a healthy checkpoint is healthy, about its most telling tie."""
     for edition_case in case.judged:

@@ -156,11 +156,8 @@ def test_parts_without_the_key_are_refused(tmp_path: Path) -> None:
         apply_fix(plan, tmp_path.parent / "out")
 
 
-@pytest.mark.parametrize("architecture", ["llama", "olmo2", "qwen2moe"])
-@pytest.mark.parametrize("equal", [True, False])
-def test_a_head_that_differs_or_that_readers_need_stays(architecture: str, equal: bool, tmp_path: Path) -> None:  # noqa: FBT001
-    if architecture == "llama" and equal:
-        return
+@pytest.mark.parametrize(("architecture", "equal"), [("llama", False), ("olmo2", False), ("olmo2", True), ("qwen2moe", True)])
+def test_a_head_that_differs_or_that_readers_need_stays(architecture: str, equal: bool, tmp_path: Path) -> None:
     write(tmp_path / NAME, model(Type.F32, equal=equal), architecture)
     plan = plan_fix(tmp_path)
     assert plan.verdict == "nothing to do"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import subprocess
 import sys
@@ -313,18 +314,31 @@ class TestStateDict:
         Watch(Options(raise_on="warning")).check_saved(wrapped, model.state_dict(), "now")  # a strategy takes the wrapper's prefix off
         assert told(caplog) == []
 
+    def test_a_name_is_found_without_the_wrappers_prefix(self) -> None:
+        model = Net()
+        copies = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        with pytest.raises(BrokenTie, match=r"embed\.weight and head\.weight are one Parameter in the model and two equal copies"):
+            Watch(Options(raise_on="warning")).check_saved(torch.compile(model, backend="eager"), copies, "now")
+
     def test_copies_are_a_warning_with_their_bytes(self, caplog: pytest.LogCaptureFixture) -> None:
         self.judged(llama(), lambda _, tensor: tensor.clone())
         ((level, words),) = told(caplog)
         assert level == "WARNING"
         assert words == (
             f"the state dict of LlamaForCausalLM now: TIE002 duplicate-tie: {EMBED} and {HEAD} are one Parameter in the model and two "
-            "equal copies in the state dict: 8,192 bytes are written for nothing (what to do: keep one tensor under these names, as the "
-            "model's state_dict() gives it: torch.save then stores it once)"
+            "equal copies in the state dict: 8,192 bytes are written for nothing (what to do: let the dict hold one tensor, "
+            f"state['{HEAD}'] = state['{EMBED}']: torch.save then stores it once)"
         )
         with pytest.raises(BrokenTie):
             self.judged(llama(), lambda _, tensor: tensor.clone(), raise_on="warning")
         self.judged(llama(), lambda _, tensor: tensor.clone(), raise_on="warning", ignore="TIE002")
+        # the truth of it
+        state = {name: tensor.clone() for name, tensor in llama().state_dict().items()}
+        twice, once = io.BytesIO(), io.BytesIO()
+        torch.save(state, twice)
+        state[HEAD] = state[EMBED]
+        torch.save(state, once)
+        assert twice.tell() - once.tell() >= 8192
 
     def test_a_cast_of_one_side(self, caplog: pytest.LogCaptureFixture) -> None:
         self.judged(Net(), lambda name, tensor: tensor.bfloat16() if name == "head.weight" else tensor)

@@ -204,7 +204,7 @@ class TestOptimizer:
         assert torch.allclose(model.embed.weight.detach(), before - 2)  # the harm is real
         report = audit_module(model, optimizer)
         assert names_of(report) == [("repeated-optimizer-parameter", "error", ENDS)]
-        assert "stands 2 times in the optimizer (param group 0)" in report.findings[0].message
+        assert "stand 2 times in the optimizer (param group 0)" in report.findings[0].message
 
     def test_one_parameter_in_two_groups(self) -> None:
         """torch's own constructor refuses it; code that edits the groups, or optimizers of others, do not."""

@@ -8,14 +8,21 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from .. import __version__
 from .audit import audit_command
+from .completion import VARIABLE, completion_command, files
 from .diff import diff_command
 from .fix import fix_command
+from .hook import hook_command
 from .rules import rules_command
+from .size import size_command
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 
 class DefaultGroup(click.Group):
@@ -27,8 +34,18 @@ class DefaultGroup(click.Group):
             args = ["audit", *args]
         return super().parse_args(ctx, args)
 
-    def format_usage(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        formatter.write_usage("tieaudit", "[OPTIONS] TARGET...  |  diff BEFORE AFTER  |  rules [CODE|NAME]")
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The first word is a command or already a target or an option of an audit."""
+        found = super().shell_complete(ctx, incomplete)
+        if not incomplete.startswith("-"):
+            # bash takes either its own paths or our words: commands only once a letter points at one
+            return [*files(ctx, audit_command.params[0], incomplete), *(found if incomplete else ())]
+        known = {item.value for item in found}
+        audit = click.Context(audit_command, parent=ctx, info_name="audit", resilient_parsing=True)
+        return [*found, *(item for item in audit_command.shell_complete(audit, incomplete) if item.value not in known)]
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write_usage(ctx.command_path, "[OPTIONS] TARGET...  |  size, fix or diff …  |  rules [CODE|NAME]")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The options of an audit stand here too: it is what nearly everyone runs."""
@@ -56,6 +73,9 @@ cli.add_command(audit_command)
 cli.add_command(diff_command)
 cli.add_command(fix_command)
 cli.add_command(rules_command)
+cli.add_command(size_command)
+cli.add_command(completion_command)
+cli.add_command(hook_command())
 
 
 def main() -> None:
@@ -63,7 +83,12 @@ def main() -> None:
     sys.exit(_run(sys.argv[1:]))
 
 
-def _run(args: list[str]) -> int:
+def main_hf() -> None:
+    """As `main`, called by `hf tieaudit …`: huggingface_hub starts the script `hf-tieaudit` of an extension."""
+    sys.exit(_run(sys.argv[1:], "hf tieaudit"))
+
+
+def _run(args: list[str], name: str = "tieaudit") -> int:
     # one audit and out: the collector would walk 140,000 records again and again, and none of them is cyclic
     gc.disable()
     # read by huggingface_hub when it is imported: an audit sends no word about this machine, and spares the request that asks for a
@@ -76,7 +101,7 @@ def _run(args: list[str]) -> int:
             # a terminal that cannot show a sign shows `?`; it never ends in a traceback
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="replace")
-        code = cli.main(args=args, prog_name="tieaudit", standalone_mode=False)
+        code = cli.main(args=args, prog_name=name, complete_var=VARIABLE, standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except click.exceptions.Exit as stop:
@@ -85,7 +110,7 @@ def _run(args: list[str]) -> int:
         error.show()
         return 2
     except click.UsageError as error:
-        _say(f"{error.format_message().rstrip('.')} (tieaudit -h lists the options)")
+        _say(f"{error.format_message().rstrip('.')} ({name} -h lists the options)")
         return 2
     except click.ClickException as error:
         _say(error.format_message())
@@ -93,7 +118,9 @@ def _run(args: list[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         _say("stopped")
         return 2
-    except (BrokenPipeError, SystemExit):
+    except (BrokenPipeError, SystemExit) as stop:
+        if VARIABLE in os.environ and isinstance(stop, SystemExit):
+            return stop.code if isinstance(stop.code, int) else 0  # click has answered the shell
         # the reader (`| head`) has gone (click turns that into SystemExit(1)); Python would complain once more when it flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 2

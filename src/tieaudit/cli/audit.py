@@ -14,9 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .screen import Bar, columns
+from . import outputs as reports
+from .completion import files, formats, rules
+from .gate import Gate, policy_options
+from .screen import Bar, coloured, columns
 
 if TYPE_CHECKING:
+    from ..policy.verdict import Verdict
     from ..report import Report
     from ..reporters.several import Outcome
 
@@ -28,12 +32,15 @@ def _words(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]
 
 
 @click.command("audit", context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("targets", nargs=-1, metavar="TARGET...")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Form of the report.")
+@click.argument("targets", nargs=-1, metavar="TARGET...", shell_complete=files)
+@click.option("--format", "outputs", multiple=True, callback=reports.asked, metavar="NAME[:FILE]", show_default="text",
+              shell_complete=formats,
+              help=f"Form of the report, to stdout or to FILE; repeatable. One of {', '.join(reports.NAMES)}.")  # fmt: skip
 @click.option("--verify", type=click.Choice(["headers", "sample", "full"]), default=None, show_default="full; over a network sample",
               help="What may be read: no weights, pages of them, or whole tensors where an equality must be proved.")  # fmt: skip
-@click.option("--select", multiple=True, callback=_words, metavar="RULES", help="Only these rules: codes, prefixes (TIE2) or names.")
-@click.option("--ignore", multiple=True, callback=_words, metavar="RULES", help="All rules but these.")
+@click.option("--select", multiple=True, callback=_words, metavar="RULES", shell_complete=rules,
+              help="Only these rules: codes, prefixes (TIE2) or names.")  # fmt: skip
+@click.option("--ignore", multiple=True, callback=_words, metavar="RULES", shell_complete=rules, help="All rules but these.")
 @click.option("--fail-on", type=click.Choice(["error", "warning", "note", "never"]), default="error", show_default=True,
               help="Exit 1 if a finding is at least this severe.")  # fmt: skip
 @click.option("--min-waste", type=click.IntRange(min=0), default=1024, show_default=True, metavar="BYTES",
@@ -41,7 +48,7 @@ def _words(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]
 @click.option("--engines", is_flag=True, help="What each engine makes of embedding and head, also where they agree.")
 @click.option("--load", is_flag=True, help="Load the model with transformers too, and compare what it shares in memory.")
 @click.option("--trust-remote-code", is_flag=True, help="With --load: run the code that lies beside the weights.")
-@click.option("--allow-partial", is_flag=True, help="Do not exit 2 because something could not be checked.")
+@click.option("--allow-partial/--no-allow-partial", default=False, help="Do not exit 2 because something could not be checked.")
 @click.option("--revision", metavar="REV", help="Branch, tag or commit of a Hub id.")
 @click.option("--subfolder", metavar="PATH", help="Folder or file inside the repository of a Hub id.")
 @click.option("--offline", is_flag=True, help="Audit what the local Hub cache holds of a Hub id; no network.")
@@ -50,20 +57,20 @@ def _words(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]
 @click.option("--base", metavar="TARGET", help="The model that an adapter was trained on: a folder, a file, a Hub id or a URL.")
 @click.option("--from-file", type=click.Path(allow_dash=True), metavar="FILE", help="More targets, one per line; - is stdin.")
 @click.option("--jobs", type=click.IntRange(1, MAX_JOBS), default=1, show_default=True, metavar="N", help="Targets audited at once.")
+@policy_options
 @click.pass_context
 def audit_command(
     ctx: click.Context,
+    /,
     targets: tuple[str, ...],
-    form: str,
+    outputs: tuple[reports.Output, ...],
     verify: str | None,
     select: tuple[str, ...],
     ignore: tuple[str, ...],
-    fail_on: str,
     min_waste: int,
     engines: bool,
     load: bool,
     trust_remote_code: bool,
-    allow_partial: bool,
     revision: str | None,
     subfolder: str | None,
     offline: bool,
@@ -71,6 +78,7 @@ def audit_command(
     base: str | None,
     from_file: str | None,
     jobs: int,
+    **_policy: Any,
 ) -> None:
     """Audit the checkpoint at TARGET: a folder, a file, a Hub id (org/model, hf://org/model@revision/folder), or a URL such as
     s3://bucket/folder. A path that exists wins over a Hub id. Several targets end with a table."""
@@ -86,32 +94,69 @@ def audit_command(
     try:
         # before the first of many is read: an option that is wrong is wrong for all
         matching((*select, *ignore), "--select or --ignore")
+        gate = Gate(ctx, targets)
     except TieauditError as error:
         raise click.ClickException(str(error)) from None
+    reports.check(outputs)
+    verify, select, ignore, min_waste, timeout = map(gate.option, ("verify", "select", "ignore", "min_waste", "timeout"))
     jobs = 1 if load else jobs  # what is silenced while a model is loaded is silent in the whole process
-    bar = Bar(sys.stderr if jobs == 1 else None)
+    bar = Bar(sys.stderr if jobs == 1 and not gate.quiet else None)
     judge = _apart_from_stdout(audit) if load else audit
     run = partial(judge, verify=verify, select=select, ignore=ignore, min_waste=min_waste, progress=bar.show, revision=revision,
                   subfolder=subfolder, offline=offline, timeout=timeout, base=base, load=load,
                   trust_remote_code=trust_remote_code)  # fmt: skip
-    if not several:
-        try:
-            report = run(targets[0])
-        except TieauditError as error:
-            raise click.ClickException(str(error)) from None
-        finally:
-            bar.clear()
-        click.echo(_rendered(report, form, engines), nl=False, color=True)
-        ctx.exit(_code(report, fail_on, allow_partial))
+    shown = reports.on_stdout(outputs)
+    deliver = partial(reports.deliver, outputs, rules=(select, ignore), fail_on=gate.option("fail_on"),
+                      allow_partial=gate.option("allow_partial"), subfolder=subfolder, engines=engines, several=several)  # fmt: skip
+    if several:
+        ctx.exit(_several(_outcomes(run, targets, jobs, bar), gate, shown, engines, deliver))
+    ctx.exit(_single(partial(run, targets[0]), targets[0], bar, gate, shown, engines, deliver))
+
+
+def _single(run: Callable[[], Report], target: str, bar: Bar, gate: Gate, shown: str, engines: bool, deliver: Callable[..., None]) -> int:
+    """The exit code of one target."""
+    from ..errors import TieauditError
+
+    try:
+        report = run()
+        gate.accept([report])
+    except TieauditError as error:
+        deliver([(target, str(error), None)], code=2)
+        raise click.ClickException(str(error)) from None
+    finally:
+        bar.clear()
+    verdict = gate.judge(report)
+    if shown == "text":
+        click.echo(_rendered(report, engines, gate, verdict), nl=False, color=True)
+    deliver([(target, report, verdict)], code=verdict.code)
+    gate.tell(report, verdict, shown)
+    return verdict.code
+
+
+def _several(outcomes: Iterator[Outcome], gate: Gate, shown: str, engines: bool, deliver: Callable[..., None]) -> int:
+    """The worst exit code; texts are told as they come."""
+    from ..errors import TieauditError
+
     gc.enable()  # `main` turns it off for one audit; a list of them takes as long as it takes
-    done = []
-    for outcome in _outcomes(run, targets, jobs, bar):
+    done, answers, code = [], [], 0
+    for outcome in outcomes:
         done.append(outcome)
-        if form == "text":
-            click.echo(f"{_told(outcome, engines)}\n", nl=False, color=True)
-    click.echo(_summed_up(done, form), nl=False, color=True)
-    # 2 says that something was not answered, which is worse than a finding
-    ctx.exit(max(_code(outcome.report, fail_on, allow_partial) for outcome in done))
+        judged = gate.judge(outcome.report) if outcome.report else None
+        answers.append((outcome.target, outcome.report or outcome.error, judged))
+        # 2 says that something was not answered, which is worse than a finding
+        code = max(code, judged.code if judged else 2)
+        if shown == "text":
+            click.echo(_told(outcome, engines, gate, judged), nl=False, color=True)
+        if outcome.report and judged:
+            gate.tell(outcome.report, judged, shown)
+    if shown == "text" and not gate.quiet:
+        click.echo(_summed_up(done), nl=False, color=True)
+    deliver(answers, code=code)
+    try:
+        gate.accept(outcome.report for outcome in done if outcome.report)
+    except TieauditError as error:
+        raise click.ClickException(str(error)) from None
+    return code
 
 
 def _apart_from_stdout(audit: Callable[..., Report]) -> Callable[..., Report]:
@@ -159,44 +204,33 @@ def _outcomes(run: Callable[[str], Report], targets: tuple[str, ...], jobs: int,
         yield from pool.map(one, targets)
 
 
-def _code(report: Report | None, fail_on: str, allow_partial: bool) -> int:
-    from ..report import Severity
-
-    if report is None:
-        return 2
-    if fail_on != "never" and report.at_least(Severity(fail_on)):
-        return 1
-    return 2 if report.skipped and not allow_partial else 0
-
-
-def _told(outcome: Outcome, engines: bool) -> str:
+def _told(outcome: Outcome, engines: bool, gate: Gate, verdict: Verdict | None) -> str:
     from ..text import printable_words
 
-    return _rendered(outcome.report, "text", engines) if outcome.report else f"NO ANSWER  {printable_words(outcome.error)}\n"
+    if outcome.report is None or verdict is None:
+        return f"NO ANSWER  {printable_words(outcome.error)}\n{'' if gate.quiet else chr(10)}"
+    return _rendered(outcome.report, engines, gate, verdict) + ("" if gate.quiet else "\n")
 
 
-def _summed_up(outcomes: list[Outcome], form: str) -> str:
+def _summed_up(outcomes: list[Outcome]) -> str:
     from ..reporters import several
 
-    if form == "json":
-        return several.render_json(outcomes)
     return several.render_table(outcomes, columns(sys.stdout) if sys.stdout.isatty() else None)
 
 
-def _rendered(report: Report, form: str, engines: bool) -> str:
-    if form == "json":
-        from ..reporters import json
-
-        return json.render(report)
+def _rendered(report: Report, engines: bool, gate: Gate, verdict: Verdict) -> str:
     from ..reporters import terminal
 
-    if not sys.stdout.isatty():
-        return terminal.render(report, engines=engines)
-    return terminal.render(report, width=columns(sys.stdout), paint=_paint(), engines=engines)
+    width = columns(sys.stdout) if sys.stdout.isatty() else None
+    paint = _paint if coloured(gate.colour, sys.stdout) else _plain
+    if gate.quiet:
+        return terminal.brief(report, verdict, width=width, paint=paint)
+    return terminal.render(report, width=width, paint=paint, engines=engines, policy=verdict)
 
 
-def _paint() -> Callable[[str, str], str]:
-    # https://no-color.org: any non-empty value
-    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
-        return lambda text, _colour: text
-    return lambda text, colour: click.style(text, fg=colour, bold=True)
+def _paint(text: str, colour: str) -> str:
+    return click.style(text, fg=colour, bold=True)
+
+
+def _plain(text: str, _colour: str) -> str:
+    return text

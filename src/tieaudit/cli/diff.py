@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .audit import _paint, _words
-from .screen import Bar, columns
+from .audit import _paint, _plain, _words
+from .screen import Bar, coloured, columns
 
 if TYPE_CHECKING:
     from ..difference import Diff
@@ -78,7 +78,8 @@ def _rendered(diff: Diff, form: str) -> str:
 
     if not sys.stdout.isatty():
         return diff_text.render(diff)
-    return diff_text.render(diff, width=columns(sys.stdout), paint=_paint())
+    paint = _paint if coloured("auto", sys.stdout) else _plain
+    return diff_text.render(diff, width=columns(sys.stdout), paint=paint)
 
 
 def _code(diff: Diff, fail_on: str, allow_partial: bool) -> int:

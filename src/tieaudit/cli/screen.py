@@ -10,6 +10,7 @@ PATIENCE = 1.0  # seconds before the bar shows
 INTERVAL = 0.1  # seconds between two drawings
 CELLS = 24
 DEFAULT_COLUMNS = 80
+COLOURS = ("auto", "always", "never")
 
 
 def columns(stream: TextIO) -> int:
@@ -21,6 +22,18 @@ def columns(stream: TextIO) -> int:
         return os.get_terminal_size(stream.fileno()).columns or DEFAULT_COLUMNS
     except (ValueError, OSError):
         return DEFAULT_COLUMNS
+
+
+def coloured(choice: str, stream: TextIO) -> bool:
+    """Whether colours are wanted: the option, then NO_COLOR and FORCE_COLOR (any non-empty value: no-color.org, force-color.org), then
+    what the stream is."""
+    if choice != "auto":
+        return choice == "always"
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 class Bar:

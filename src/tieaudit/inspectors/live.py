@@ -101,6 +101,8 @@ def _to_tie(tie: LiveTie, kept: str, parted: str) -> str:
         return "let PEFT tie the copies (ensure_weight_tying=True), or merge with PEFT 0.19 or later, which sets the flag to false"
     if tie.apart_by:
         return "treat both or neither; to keep them apart, set tie_word_embeddings to false in the config before saving"
+    if tie.declared and not tie.certain and tie.sharing is Sharing.EQUAL_VALUES and not tie.detail:
+        return f"call model.tie_weights(); in the file, store {first} only"
     if tie.declared and not tie.certain:
         return (
             "set tie_word_embeddings to false in the config before saving; else transformers 4 drops one of the two when it loads the file"
@@ -197,7 +199,8 @@ def repeated_optimizer_parameter(case: Case) -> Iterator[Problem]:
             count = "two" if len(repeated.names) == 2 else str(len(repeated.names))
             message = f"{names} are {count} Parameters over one memory, and the optimizer steps each ({groups})"
         else:
-            message = f"{names} stands {len(repeated.groups)} times in the optimizer ({groups}): each step updates it as often"
+            verb = "stand" if len(repeated.names) > 1 else "stands"
+            message = f"{names} {verb} {len(repeated.groups)} times in the optimizer ({groups}): each step updates it as often"
         yield Problem(
             message=message,
             tensors=_places(live, repeated.names),

@@ -221,6 +221,7 @@ class Rule:
                 evidence=problem.evidence,
                 cause=problem.cause,
                 fix=problem.fix,
+                waste=problem.waste,
             )
             yield finding, problem.waste
 

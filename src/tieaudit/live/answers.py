@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 import torch
 import transformers
@@ -11,15 +12,18 @@ from torch import Tensor
 from ..alive import Answer, LiveName, LiveTie, Sharing
 from ..bytewise import TensorBytes
 from ..checkpoint import TensorRecord
-from ..claim import Alias
+from ..claim import FLAG, Alias
+from ..config import Config
 from ..errors import FormatError
 from ..inspectors.rule import EditionCase, Pair
 from ..kinds import Kind
 from ..values import decodable, decode
 from .compare import comparable
+from .passes import Ends
 
 READER = f"transformers {transformers.__version__}"
 MAJOR = int(transformers.__version__.partition(".")[0])
+ROWS = 4096  # looked at once: a mask of a whole matrix takes half its memory
 PROBED = 3  # pages of a matrix that say which stored one is in memory
 _TWO = {
     Sharing.SAME_PARAMETER: "one Parameter",
@@ -96,23 +100,58 @@ def answers(
     seen = tuple(ties)
     for state in edition.ties:
         canonical = in_memory(state.group.canonical, edition, names)
+        pairs = {in_memory(side.name, edition, names): pair for pair in state.pairs[::-1] for side in (pair.first, pair.second)}
         for alias in state.group.aliases:
             name = in_memory(alias.name, edition, names)
             if canonical is None or name is None or canonical == name:
                 continue
-            first, second = names[canonical], names[name]
-            pair = next(
-                (one for one in state.pairs if name in (in_memory(side.name, edition, names) for side in (one.first, one.second))), None
-            )
-            held, words = _verdict(claimed(alias), _sharing(first, second, seen), pair, tensors[canonical])
-            built = declared.get(canonical), declared.get(name)
-            yield Answer(
-                names=(canonical, name),
-                held=held,
-                words=words,
-                pointers=(first.data_ptr, second.data_ptr),
-                on_meta=None if None in built else built[0] == built[1],
-            )
+            sharing = _sharing(names[canonical], names[name], seen)
+            held, words = _verdict(claimed(alias), sharing, pairs.get(name), tensors[canonical])
+            yield _answer(names[canonical], names[name], held, words, declared)
+
+
+def ends_by_flag(
+    edition: EditionCase,
+    config: Config | None,
+    names: Mapping[str, LiveName],
+    ties: Iterable[LiveTie],
+    told: Iterable[Answer],
+    ends: Ends | None,
+    declared: Mapping[str, int],
+) -> Iterator[Answer]:
+    """Of a class that the catalog does not know the file may hold one end: only the model in memory has both."""
+    if ends is None or edition.claim.exact or not all(name in names for name in ends.names):
+        return
+    if any(set(ends.names) <= set(answer.names) for answer in told):
+        return
+    flag = config.at(FLAG) if config is not None else None
+    first, second = (names[name] for name in ends.names)
+    sharing = _sharing(first, second, tuple(ties))
+    held, words = _verdict(flag if isinstance(flag, bool) else None, sharing, None, ends.embedding.weight)
+    yield _answer(first, second, held, words, declared)
+
+
+def _answer(first: LiveName, second: LiveName, held: bool | None, words: str, declared: Mapping[str, int]) -> Answer:
+    built = declared.get(first.name), declared.get(second.name)
+    return Answer(
+        names=(first.name, second.name),
+        held=held,
+        words=words,
+        pointers=(first.data_ptr, second.data_ptr),
+        on_meta=None if None in built else built[0] == built[1],
+    )
+
+
+def built_tied(model: str, ties: Iterable[LiveTie], told: Iterable[Answer]) -> Iterator[LiveTie]:
+    """The ties; those of names that the class makes one Parameter as it is built (`head.weight = embedding.weight` in `__init__`, without a
+    word to transformers) and that loading has parted are expected ones."""
+    parted = [set(answer.names) for answer in told if answer.on_meta and answer.held is False]
+    for tie in ties:
+        if tie.expected or set(tie.names) not in parted or tie.sharing in (Sharing.SAME_PARAMETER, Sharing.SAME_STORAGE):
+            yield tie
+        else:
+            asked = f"{model} makes them one as it is built, and loading has parted them"
+            yield replace(tie, expected=asked, certain=tie.sharing is Sharing.APART, kept_apart="")
 
 
 def _sharing(first: LiveName, second: LiveName, ties: tuple[LiveTie, ...]) -> Sharing:
@@ -127,7 +166,7 @@ def _sharing(first: LiveName, second: LiveName, ties: tuple[LiveTie, ...]) -> Sh
 
 def _verdict(tied: bool | None, sharing: Sharing, pair: Pair | None, tensor: Tensor) -> tuple[bool | None, str]:
     """(the claim is confirmed, what was seen)."""
-    words = _TWO.get(sharing, "two Parameters")
+    words = _TWO.get(sharing, "two Parameters") + (", without values: nothing was loaded into them" if tensor.is_meta else "")
     one = sharing is Sharing.SAME_PARAMETER
     if tied is None:
         return None, f"{words}; the config says neither that they are one nor that they are two"
@@ -139,6 +178,6 @@ def _verdict(tied: bool | None, sharing: Sharing, pair: Pair | None, tensor: Ten
         return True, f"{words}, as the file holds them"  # the flag does decide for one of the releases (T5 v1.1)
     if pair and pair.relation.kind in _DIFFERENT:
         return False, f"{words}: the file holds different matrices, and {READER} keeps them apart"
-    if sharing is Sharing.EQUAL_VALUES and comparable(tensor) and bool(torch.isnan(tensor.detach()).any()):
+    if sharing is Sharing.EQUAL_VALUES and comparable(tensor) and any(part.isnan().any() for part in torch.split(tensor.detach(), ROWS)):
         return False, f"{words}: there is NaN in them, which {READER} takes for a difference"
     return False, f"{words}, though the claim ties them"

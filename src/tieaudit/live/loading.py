@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import textwrap
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -23,9 +24,9 @@ from ..bytewise import TensorBytes
 from ..config import Config
 from ..inspectors.rule import Case, EditionCase
 from ..loaders.sharded import PREFERENCE
-from ..text import quantity
+from ..text import listed, quantity
 from . import identity, trials, twins
-from .answers import READER, answers, won
+from .answers import READER, answers, built_tied, ends_by_flag, won
 from .compare import comparable
 from .module import look
 
@@ -56,14 +57,17 @@ def _load(folder: Path, case: Case, data: TensorBytes, *, trust_remote_code: boo
     after = resident()
     live, absent = look(model, moment=f"loaded by {READER}")
     found = identity.collect(model)
+    told = list(answers(edition, found.by_name(), live.ties, found.tensors, declared))
+    told += ends_by_flag(edition, case.config, found.by_name(), live.ties, told, trials.ends(model), declared)
     return replace(
         live,
+        ties=tuple(built_tied(type(model).__name__, live.ties, told)),
         tried=tuple(_tried(model, info)),
         resident=(before, after),
         won=tuple(won(edition, found.tensors, data)),
         missing=tuple(sorted(info.get("missing_keys", ()))),
         unexpected=tuple(sorted(info.get("unexpected_keys", ()))),
-        answers=tuple(answers(edition, found.by_name(), live.ties, found.tensors, declared)),
+        answers=tuple(told),
         absent=absent,
     )
 
@@ -73,14 +77,14 @@ def _edition(case: Case) -> EditionCase:
     edition = next(case.judged, None)
     if edition is not None and edition.edition.name in PREFERENCE:
         return edition
-    there = f", not for {edition.edition.name}" if edition is not None else ""
+    there = f", not for {listed(one.edition.name for one in case.editions)}" if case.editions else ""
     raise NotLoaded(f"transformers looks for model.safetensors or pytorch_model.bin (or an index of shards){there}")
 
 
 def _class(folder: Path, config: Config | None, edition: EditionCase, *, trust_remote_code: bool) -> tuple[Any, Any]:
     """(model class, its config). Nothing but transformers' own code is run unless `trust_remote_code`."""
     if config is None:
-        raise NotLoaded("there is no config.json to build a model from")
+        raise NotLoaded("there is no config.json that can be read to build a model from")
     if config.remote_code and not trust_remote_code and not _known(config):
         raise NotLoaded("the model needs the code beside its weights, which was not run: read it, then --trust-remote-code runs it")
     for key, value in _integers(config.data):
@@ -138,7 +142,7 @@ def _beside(folder: Path, reference: str) -> Any:
 
 
 def _refused(what: str, error: Exception) -> NotLoaded:
-    return NotLoaded(f"{READER} {what}: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
+    return NotLoaded(f"{READER} {what}: {type(error).__name__}: {textwrap.shorten(str(error), 200, placeholder=' …')}")
 
 
 def _on_meta(cls: Any, config: Any, edition: EditionCase) -> dict[str, int]:
@@ -188,7 +192,7 @@ def _tried(model: Any, info: Mapping[str, Any]) -> Iterator[Tried]:
     if found is not None and found.tied:
         yield _gradient(model, nbytes if plain else SMALL)
     if not plain:
-        yield Tried(trial=Trial.ROUND_TRIP, held=None, words="the weights are no plain matrices (quantised, or on no device)")
+        yield Tried(trial=Trial.ROUND_TRIP, held=None, words="some weights are quantised, or have no values")
     elif info.get("missing_keys"):
         yield Tried(trial=Trial.ROUND_TRIP, held=None, words="some weights were not in the file")
     elif nbytes <= SMALL:

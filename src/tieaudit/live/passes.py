@@ -6,6 +6,7 @@ A model is left as it was: hooks are taken off again, the mode of every module a
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -68,6 +69,7 @@ def forward(model: Any, found: Ends) -> Seen:
     # encoders and decoders have an embedding module each, with one Parameter
     embedding = [one for one in model.modules() if getattr(one, "weight", None) is found.embedding.weight and one is not found.head]
     hooks += [module.register_forward_hook(_keep_embedded(seen)) for module in embedding]
+    hooks += [base.register_forward_hook(_keep_last(seen)) for base in _bases(model)]
     layers = next((module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module)), None)
     if layers is not None:
         hooks.append(layers[0].register_forward_pre_hook(_keep_first(seen), with_kwargs=True))
@@ -78,30 +80,36 @@ def forward(model: Any, found: Ends) -> Seen:
         for hook in hooks:
             hook.remove()
     seen.logits = next((value for name in _LOGITS if isinstance(value := getattr(out, name, None), Tensor)), None)
-    states = getattr(out, "decoder_hidden_states", None) or getattr(out, "hidden_states", None)
-    if isinstance(states, tuple) and states and isinstance(states[-1], Tensor):
-        seen.last = states[-1]
     return seen
 
 
 def _answer(model: Any, ids: Tensor, like: Tensor) -> Any:
+    # not output_hidden_states: transformers would leave hooks of its own in the model
     if not getattr(model.config, "is_encoder_decoder", False):
-        try:
-            return model(input_ids=ids, output_hidden_states=True)
-        except TypeError:  # code from beside the weights knows fewer arguments
-            return model(input_ids=ids)
+        return model(input_ids=ids)
     try:
-        return model(input_ids=ids, decoder_input_ids=ids, output_hidden_states=True)
+        return model(input_ids=ids, decoder_input_ids=ids)
     except Exception:  # noqa: BLE001  an encoder of sound or images: what it would say is made up
         state = torch.randn(1, TOKENS, like.shape[1], dtype=like.dtype, device=like.device)
-        return model(encoder_outputs=(state,), decoder_input_ids=ids, output_hidden_states=True)
+        return model(encoder_outputs=(state,), decoder_input_ids=ids)
+
+
+def _bases(model: Any) -> Iterator[nn.Module]:
+    """The modules whose output is the last hidden state."""
+    for name in ("get_decoder", "base_model"):
+        with contextlib.suppress(Exception):  # code from beside the weights
+            base = getattr(model, name)
+            base = base() if name == "get_decoder" else base
+            if isinstance(base, nn.Module) and base is not model:
+                yield base
 
 
 def _tokens(model: Any, weight: Tensor) -> Tensor:
     """Token ids, none of which stands for an image or the like. Shape: (1, TOKENS)."""
     sections = (model.config, getattr(model.config, "text_config", None))
     special = {value for one in sections if one is not None for name, value in vars(one).items() if "token" in name and type(value) is int}
-    plain = [number for number in (place * STEP % weight.shape[0] for place in range(weight.shape[0])) if number not in special][:TOKENS]
+    numbers = (place * STEP % weight.shape[0] for place in range(weight.shape[0]))
+    plain = list(itertools.islice((number for number in numbers if number not in special), TOKENS))
     return torch.tensor([plain or [0] * TOKENS], device=weight.device)
 
 
@@ -129,6 +137,15 @@ def _keep_embedded(seen: Seen) -> Callable[..., None]:
     def keep(_module: Any, _args: tuple[Any, ...], out: Any) -> None:
         if seen.embedded is None and isinstance(out, Tensor):
             seen.embedded = out
+
+    return keep
+
+
+def _keep_last(seen: Seen) -> Callable[..., None]:
+    def keep(_module: Any, _args: tuple[Any, ...], out: Any) -> None:
+        state = getattr(out, "last_hidden_state", out[0] if isinstance(out, tuple) and out else None)
+        if isinstance(state, Tensor):
+            seen.last = state
 
     return keep
 

@@ -48,10 +48,9 @@ def _words(error: Exception) -> str:
 
 
 def _dtype(model: Any) -> torch.dtype:
-    """Of the first weights alone a class may keep in another one."""
-    said = getattr(model.config, "dtype", None) or getattr(model.config, "torch_dtype", None)
-    held = {parameter.dtype for parameter in model.parameters()}
-    return said if isinstance(said, torch.dtype) and said in held else model.dtype
+    """One that holds all the values: `model.dtype` is that of its first weights, and a class may keep others wider."""
+    held = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    return held.pop() if len(held) == 1 else torch.float64 if torch.float64 in held else torch.float32
 
 
 def _refused(model: Any) -> Tried:

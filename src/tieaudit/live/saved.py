@@ -65,7 +65,7 @@ def _finding(rule: Rule, names: list[LiveName], relation: Relation) -> Finding:
     detail = f" ({relation.detail})" if relation.detail else ""
     if wasted:
         what = f"{count} {'' if detail else 'equal '}copies in the state dict{detail}: {wasted:,} bytes are written for nothing"
-        fix = "keep one tensor under these names, as the model's state_dict() gives it: torch.save then stores it once"
+        fix = f"let the dict hold one tensor, state[{names[1].name!r}] = state[{names[0].name!r}]: torch.save then stores it once"
     else:
         what = f"{count} different matrices in the state dict{detail}: a load leaves one of them under all names"
         fix = "look for what changes the state dict on its way to the file (a hook, a strategy, a cast): it has to change all or none"

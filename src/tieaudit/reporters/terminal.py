@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from ..inspectors.registry import all_rules
 from ..kinds import QUANTISED_TWICE
 from ..report import Finding, Report, Severity, Skip, Tie
 from ..text import listed, printable, printable_words, quantity
+
+if TYPE_CHECKING:
+    from ..policy.verdict import Verdict
 
 MAX_BLOCKS = 4  # ties shown with claim and relation; the others get a line each
 MAX_LINES = 12
@@ -22,33 +26,32 @@ DETAIL = 14  # columns of `what to do    `
 NARROW = 12  # columns below which wrapping makes no sense
 
 Paint = Callable[[str, str], str]
-_COLOURS = {"error": "red", "warning": "yellow", "note": "cyan", "ok": "green", "incomplete": "yellow"}
+# the words carry the meaning; red and green look alike to many, these three to nobody
+_COLOURS = {"error": "red", "warning": "yellow", "note": "cyan", "ok": "cyan", "incomplete": "yellow"}
 _SIGN = {"same storage": "=", "equal": "=", "one matrix": "=", "equal after cast": "≈", "near": "≠", "unrelated": "≠", "scaled": "≠",
          "rows differ": "≠", "equal up to padding rows": "≠", "transposed": "ᵀ"}  # fmt: skip
 
 
-def render(report: Report, width: int | None = None, paint: Paint = lambda text, _colour: text, *, engines: bool = False) -> str:
+def render(report: Report, width: int | None = None, paint: Paint = lambda text, _colour: text, *, engines: bool = False,
+           policy: Verdict | None = None) -> str:  # fmt: skip
     """The report as text, lines at most `width` columns wide (None: as long as they are). `engines`: what each of them does, also
-    where they agree."""
+    where they agree. `policy`: what the project says of the findings."""
     lines: list[str] = []
     marks: dict[str, tuple[str, str]] = {}
     for block in (
         [_headline(report)],
         _ties(report, engines),
         _loaded(report),
-        _findings(report, marks),
+        _findings(report, marks, policy),
         _skips(report),
-        [_footer(report)],
+        [_footer(report), *(f"  {label:{LABEL}}{printable_words(words)}" for label, words in (policy.lines if policy else ()))],
     ):
         part = list(block)
         if part:
             lines += [*([""] if lines else []), *part]
     out = []
     for number, text in enumerate(lines):
-        first, *rest = _wrapped(text, width)
-        # painted after wrapping: escape codes have no width
-        word, colour = _verdict(report) if number == 0 else marks.get(text, ("", ""))
-        out += [first.replace(word, paint(word, colour), 1) if word else first, *rest]
+        out += _painted(text, width, _verdict(report) if number == 0 else marks.get(text, ("", "")), paint)
     return "\n".join(out) + "\n"
 
 
@@ -163,17 +166,45 @@ def _loaded(report: Report) -> Iterator[str]:
         yield f"  {'':{LABEL}}and {len(lines) - MAX_LINES:,} more lines (all in --format json)"
 
 
-def _findings(report: Report, marks: dict[str, tuple[str, str]]) -> Iterator[str]:
-    """One line each, and its details; `marks` takes which words of a line are painted."""
-    target = printable(report.target)
-    for finding in report.findings[:MAX_FINDINGS]:
-        word = f"{finding.code} {finding.severity.value}"
-        line = f"{target}: {word} {finding.rule}: {printable_words(finding.message)}"
-        marks[line] = (word, _COLOURS[finding.severity.value])
-        yield line
+def brief(report: Report, policy: Verdict, width: int | None = None, paint: Paint = lambda text, _colour: text) -> str:
+    """Only what makes the audit fail, a line each; nothing if it passes."""
+    if not policy.code:
+        return ""
+    marks: dict[str, tuple[str, str]] = {}
+    lines = [_line(report, report.findings[index], marks) for index in policy.failing[:MAX_FINDINGS]]
+    if len(policy.failing) > MAX_FINDINGS:
+        lines.append(f"and {len(policy.failing) - MAX_FINDINGS:,} more findings (all in --format json)")
+    lines += [f"{printable(report.target)}: {label}: {printable_words(words)}" for label, words in policy.lines if label == "limit"]
+    if policy.code == 2:
+        lines += [f"{printable(report.target)}: {line.strip()}" for line in _listed("not checked", report.skipped)]
+    return "".join(f"{text}\n" for line in lines for text in _painted(line, width, marks.get(line, ("", "")), paint))
+
+
+def _painted(line: str, width: int | None, mark: tuple[str, str], paint: Paint) -> list[str]:
+    """The line, wrapped; painted after that, for escape codes have no width."""
+    first, *rest = _wrapped(line, width)
+    word, colour = mark
+    return [first.replace(word, paint(word, colour), 1) if word else first, *rest]
+
+
+def _findings(report: Report, marks: dict[str, tuple[str, str]], policy: Verdict | None) -> Iterator[str]:
+    """One line each, and its details; `marks` takes which words of a line are painted. What is accepted comes last."""
+    order = sorted(range(len(report.findings)), key=lambda index: policy is not None and not policy.counts(index))
+    for index in order[:MAX_FINDINGS]:
+        finding = report.findings[index]
+        yield _line(report, finding, marks)
         yield from _details(finding)
+        for remark in policy.remarks.get(index, ()) if policy else ():
+            yield f"    {remark.label:{DETAIL}}{printable_words(remark.words)}"
     if len(report.findings) > MAX_FINDINGS:
         yield f"and {len(report.findings) - MAX_FINDINGS:,} more findings (all in --format json)"
+
+
+def _line(report: Report, finding: Finding, marks: dict[str, tuple[str, str]]) -> str:
+    word = f"{finding.code} {finding.severity.value}"
+    line = f"{printable(report.target)}: {word} {finding.rule}: {printable_words(finding.message)}"
+    marks[line] = (word, _COLOURS[finding.severity.value])
+    return line
 
 
 def _details(finding: Finding) -> Iterable[str]:

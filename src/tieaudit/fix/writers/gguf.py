@@ -80,7 +80,7 @@ def write(rewrite: Rewrite, inputs: Inputs, out: int) -> None:
             entries += raw[begin - old.table : end - old.table - 8] + struct.pack(old.order + "Q", offset)
             places.append((name, offset))
             offset += _padded(tensors[name].nbytes, alignment)
-    write_all(out, entries, old.table)
+    write_all(out, bytes(entries), old.table)
     start = _padded(old.table + len(entries), alignment)
     os.ftruncate(out, start + offset)  # padding is zeros
     for begin, at, nbytes in _runs((tensors[name].file_offset or 0, start + place, tensors[name].nbytes) for name, place in places):
