@@ -14,6 +14,7 @@ import pytest
 from fix_reading import everything
 from onnx import TensorProto, helper, numpy_helper
 
+from builders import untied
 from tieaudit import apply_fix, audit, plan_fix
 
 CASE = Path(__file__).parent.parent / "cases" / "warn_onnx_transposed_dup"
@@ -348,3 +349,22 @@ def test_lengths_in_a_longer_form_are_refused(tmp_path: Path) -> None:
     plan = plan_fix(tmp_path)
     assert plan.verdict == "refused"
     assert plan.refusals[0].what == f"{NAME}: has lengths in a form that no writer of ONNX uses"
+
+
+def test_the_table_of_tokens_stays_and_a_copy_before_it_goes(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Gather", [EMBED, "ids"], ["x"]),
+        helper.make_node("Gemm", ["x", "copy"], ["y"], transB=1),
+        helper.make_node("MatMul", ["y", "copy"], ["z"]),
+        helper.make_node("Gemm", ["z", EMBED], ["logits"], transB=1),
+    ]
+    before = model(nodes, {"copy": values(1), EMBED: values(1)})
+    after = fixed(saved(before, tmp_path / "in"), tmp_path / "out", "duplicate-tensor")
+    assert names(after) == [EMBED]
+
+
+def test_a_flag_beside_it_keeps_no_graph_from_sharing(tmp_path: Path) -> None:
+    made = model(logits("w", gemm=True), {EMBED: values(1), "w": values(1), BIAS: values(2, H)})
+    (saved(made, tmp_path / "in") / "config.json").write_bytes(untied(vocab_size=V, hidden_size=H))
+    assert names(fixed(tmp_path / "in", tmp_path / "out", "duplicate-tie")) == [EMBED, BIAS]
+    assert (tmp_path / "out" / "config.json").read_bytes() == untied(vocab_size=V, hidden_size=H)

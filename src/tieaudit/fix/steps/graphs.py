@@ -107,7 +107,9 @@ class _Merging:
             ground=Ground.PROVED,
             kind=Kind.TRANSPOSED if swapped else Kind.EQUAL,
         )
-        if (swapped and len(kept.shape) != 2) or not proved(removal, draft.data):
+        # of the very pair that was given every byte is compared already
+        shown = {key(kept), key(dropped)} == {key(one), key(other)}
+        if (swapped and len(kept.shape) != 2) or not (shown or proved(removal, draft.data)):
             self.left.add(rule)
             return
         draft.removals.append(removal)
@@ -157,13 +159,8 @@ def _pairs(draft: Draft, case: EditionCase) -> Iterator[tuple[str, TensorRecord,
     for one, other, relation in case.related:
         if relation.kind is Kind.TRANSPOSED:
             yield "transposed-copy", one, other, Kind.TRANSPOSED, relation.evidence
-    # of names that a tie relates, the table has spoken: equal ends that a config keeps apart stay apart
-    judged = [{matrix.main.name for matrix in state.matrices} for state in case.ties if state.pairs]
     for copies in case.scan.copies:
-        rest = list(copies.tensors)
-        for names in judged:
-            inside = [tensor for tensor in rest if tensor.name in names]
-            rest = [tensor for tensor in rest if tensor not in inside[1:]]
-        rest = [tensor for tensor in rest if not BY_DESIGN.search(tensor.name)]
+        # the ends are among them once more: what is one already stays so
+        rest = [tensor for tensor in copies.tensors if not BY_DESIGN.search(tensor.name)]
         for tensor in rest[1:]:
             yield "duplicate-tensor", rest[0], tensor, Kind.EQUAL, copies.evidence
