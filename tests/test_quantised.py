@@ -635,14 +635,14 @@ def test_patterns_that_may_not_end_are_not_run(pattern: str) -> None:
         ("compressed-tensors", {"config_groups": {"g": {"targets": ["Linear"], "weights": {}}}, "ignore": ["re:" + pattern] * MAX_REGEXES}),
     ):
         assert ask(method, data, name) is None
-    assert time.process_time() - started < 3
+    assert time.process_time() - started < 15
 
 
 def test_a_list_without_end_is_not_searched() -> None:
     started = time.process_time()
     for entries in ([".*x"] * (MAX_REGEXES + 1), ["lm_head"] * 20_001):
         assert ask("bitsandbytes", {"load_in_4bit": True, "llm_int8_skip_modules": entries}) is None
-    assert time.process_time() - started < 3
+    assert time.process_time() - started < 15
 
 
 # --- layouts whose libraries are not here ---------------------------------------------------------------------------------------
@@ -901,4 +901,4 @@ def test_seventy_thousand_tensors_are_looked_through_in_a_moment() -> None:
         assert stored.exact(name.replace("qweight", "weight"))
     assert stored.find(HEAD) is None
     assert stored.orphans(HEAD) == ()
-    assert time.process_time() - started < 3
+    assert time.process_time() - started < 15

@@ -191,10 +191,10 @@ def test_a_broken_array_is_a_problem_and_the_rest_is_read(inner: bytes, what: st
     ],
 )  # fmt: skip
 def test_hostile(data: bytes, what: str) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(FormatError, match=what.replace("(", r"\(")):
         load(data)
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 25
 
 
 def test_what_was_read_before_a_fault_stays() -> None:

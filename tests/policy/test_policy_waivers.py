@@ -81,7 +81,7 @@ def test_an_alias_bomb_costs_nothing() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30)]
     started = time.process_time()
     assert read(card("\n".join([*lines, WAIVER]))).trouble == ("has YAML anchors, which are not followed",)
-    assert time.process_time() - started < 5  # 9^30 elements would take longer than the universe
+    assert time.process_time() - started < 25  # 9^30 elements would take longer than the universe
 
 
 def test_at_most_a_hundred_waivers_are_read() -> None:
