@@ -32,9 +32,11 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["BrokenTie", "Diff", "Finding", "FormatError", "OptionError", "Report", "Severity", "Snapshot", "TargetError", "TieauditError",
-           "__version__", "apply_fix", "assert_tied", "audit", "audit_module", "audit_state_dict", "compare", "diff", "plan_fix", "snapshot"]  # fmt: skip
+           "__version__", "apply_fix", "assert_tied", "audit", "audit_module", "audit_state_dict", "compare", "diff", "plan_fix",
+           "snapshot"]  # fmt: skip
 
-_HOMES = {"apply_fix": "fix.apply", "plan_fix": "fix.plan", "audit": "stages", "Finding": "report", "Report": "report", "Severity": "report", "FormatError": "errors",
+_HOMES = {"apply_fix": "fix.apply", "plan_fix": "fix.plan", "audit": "stages", "Finding": "report", "Report": "report",
+          "Severity": "report", "FormatError": "errors",
           "OptionError": "errors", "TargetError": "errors", "TieauditError": "errors", "BrokenTie": "errors",
           "assert_tied": "live.module", "audit_module": "live.module", "audit_state_dict": "live.state",
           "Snapshot": "live.snapshot", "compare": "live.snapshot", "snapshot": "live.snapshot",
