@@ -20,7 +20,9 @@ def test_every_rule_on_files_tells_of_its_fixture() -> None:
     why = reasons()
     told = {rule.name for rule in all_rules() if "**Example:**" in made()[f"{rule.name}.md"]}
     assert told == set(why)
-    assert {rule.name for rule in all_rules()} - told == {rule.name for rule in all_rules() if "TIE801" <= rule.code <= "TIE807"}
+    # a model in memory is no file, and a change is about two
+    others = {rule.name for rule in all_rules() if "TIE801" <= rule.code <= "TIE807" or rule.code.startswith("TIE9")}
+    assert {rule.name for rule in all_rules()} - told == others
 
 
 @pytest.mark.parametrize("rule", all_rules(), ids=lambda rule: rule.name)
