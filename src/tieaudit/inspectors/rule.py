@@ -9,19 +9,22 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ..adapters import AdapterConfig, AdapterEnd, Copy
-from ..alive import Live
 from ..checkpoint import Checkpoint, Edition, TensorRecord
 from ..checkpoint import Problem as Fault
 from ..claim import Claim, TieGroup
 from ..config import Config
 from ..copies import Scan
-from ..difference import Changes
 from ..kinds import Evidence, Relation
 from ..names import Matrix, StoredNames
 from ..report import Finding, Severity, TensorPlace
 from ..skiplists import Plan
+
+if TYPE_CHECKING:
+    from ..alive import Live
+    from ..difference import Changes
 
 Waste = tuple[str, str, int]
 """(file, what, bytes): bytes that could be left out. Two problems that name the same (file, what) waste them once."""
