@@ -28,14 +28,16 @@ def _holes(draft: Draft, file: LoadedFile) -> None:
     if not dead or len(file.problems) != len(file.dead):
         return
     draft.rewritten.add(file.name)
-    draft.steps.append(
-        Step(
-            rule="malformed-file",
-            what=f"write {file.name} again without {exactly(dead)} that belong to no tensor",
-            why="safetensors refuses a file with holes",
-            saves_bytes=dead,
-            lost=f"{exactly(dead)} that no name says how to read",
-        )
+    draft.steps.append(_without_dead("malformed-file", file, dead, "safetensors refuses a file with holes"))
+
+
+def _without_dead(rule: str, file: LoadedFile, dead: int, why: str) -> Step:
+    return Step(
+        rule=rule,
+        what=f"write {file.name} again without {exactly(dead)} that belong to no tensor",
+        why=why,
+        saves_bytes=dead,
+        lost=f"{exactly(dead)} that no name says how to read",
     )
 
 
@@ -68,15 +70,7 @@ def _storages(draft: Draft, file: LoadedFile) -> None:
         )
     if dead >= least:
         draft.rewritten.add(file.name)
-        draft.steps.append(
-            Step(
-                rule="dead-bytes",
-                what=f"write {file.name} again without {exactly(dead)} that belong to no tensor",
-                why="nothing in the file refers to them",
-                saves_bytes=dead,
-                lost=f"{exactly(dead)} that no name says how to read",
-            )
-        )
+        draft.steps.append(_without_dead("dead-bytes", file, dead, "nothing in the file refers to them"))
 
 
 def _writable(draft: Draft, file: LoadedFile) -> bool:
